@@ -1,0 +1,1 @@
+"""fedprotip: federated continual learning without replay."""

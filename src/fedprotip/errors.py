@@ -1,0 +1,32 @@
+"""Errors a user can meet: one clear sentence each, and the exit code that goes with it."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedprotipError(Exception):
+    """Something the user can understand and mend. Shown as one sentence, never as a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(FedprotipError):
+    """The request itself is wrong: an unknown key, an impossible value, a missing file."""
+
+    exit_code = 2
+
+
+class RunError(FedprotipError):
+    """The request was fine and the run failed: no space left, every client failed, a damaged folder."""
+
+    exit_code = 1
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known word, and all of them when they are few."""
+    names = sorted(known)
+    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    if close and len(names) > 8:
+        return f"did you mean {close[0]!r}?"
+    listed = ", ".join(names) if names else "none"
+    return f"did you mean {close[0]!r}? (known: {listed})" if close else f"known: {listed}"

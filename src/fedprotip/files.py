@@ -1,0 +1,151 @@
+"""Files that are whole or absent: atomic writes and immutable objects named by their SHA-256."""
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fedprotip.errors import RunError
+
+Tensors = dict[str, Tensor]
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder."""
+    payload = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def serialise(tensors: Mapping[str, Tensor]) -> bytes:
+    """The same tensors always give the same bytes."""
+    return save_tensors({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+class ObjectFolder:
+    """Immutable groups of tensors, each in a file named by its hash; a second copy on demand."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mirror = path.with_name(path.name + "-copy")
+
+    def create(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._mirror.mkdir(exist_ok=True)
+
+    def write(self, tensors: Mapping[str, Tensor]) -> str:
+        """Store the tensors; their name. What is there already is not written again."""
+        data = serialise(tensors)
+        name = hash_of(data)
+        if not (self.path / name).exists():
+            write_atomic(self.path / name, data)
+        return name
+
+    def read(self, name: str) -> Tensors:
+        return load_tensors(self._good_bytes(name))
+
+    def duplicate(self, names: Iterable[str]) -> None:
+        """Keep a second copy: for objects that more than one checkpoint relies on."""
+        for name in names:
+            if not (self._mirror / name).exists():
+                write_atomic(self._mirror / name, self._good_bytes(name))
+
+    def verify(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._good_bytes(name)
+
+    def keep_only(self, names: set[str]) -> None:
+        for folder in (self.path, self._mirror):
+            for path in folder.iterdir():
+                if path.name not in names:
+                    path.unlink()
+
+    def _good_bytes(self, name: str) -> bytes:
+        for folder in (self.path, self._mirror):
+            path = folder / name
+            if path.is_file() and hash_of(data := path.read_bytes()) == name:
+                if folder == self._mirror:  # the first copy was damaged: mend it
+                    write_atomic(self.path / name, data)
+                return data
+        raise RunError(f"the object {name[:12]} is missing or does not have its hash")
+
+
+class ClientStore:
+    """State of clients that lasts between rounds: one group of tensors per (client, name).
+
+    Entries within the memory budget stay in memory, the others live on disk, so the memory of a simulation
+    does not grow with the number of clients.
+    """
+
+    def __init__(self, objects: ObjectFolder, budget_bytes: int) -> None:
+        self._objects = objects
+        self._budget = budget_bytes
+        self._cache: OrderedDict[str, Tensors] = OrderedDict()
+        self._index: dict[str, str] = {}  # "client/name" → object, for entries that are on disk
+        self.cached_bytes = 0
+
+    def put(self, client: int, name: str, tensors: Tensors) -> None:
+        key = f"{client}/{name}"
+        self._drop(key)
+        self._index.pop(key, None)
+        self._remember(key, {n: t.detach().cpu().contiguous() for n, t in tensors.items()})
+
+    def get(self, client: int, name: str) -> Tensors | None:
+        key = f"{client}/{name}"
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        if key not in self._index:
+            return None
+        tensors = self._objects.read(self._index[key])
+        self._remember(key, tensors)
+        return tensors
+
+    def flush(self) -> dict[str, str]:
+        """Write what is not on disk yet; the index of every entry."""
+        for key in self._cache:
+            self._persist(key)
+        return dict(sorted(self._index.items()))
+
+    def restore(self, index: Mapping[str, str]) -> None:
+        self._cache.clear()
+        self.cached_bytes = 0
+        self._index = dict(index)
+
+    def _remember(self, key: str, tensors: Tensors) -> None:
+        self._cache[key] = tensors
+        self.cached_bytes += size_of(tensors)
+        while self.cached_bytes > self._budget:
+            oldest = next(iter(self._cache))
+            self._persist(oldest)
+            self._drop(oldest)
+
+    def _persist(self, key: str) -> None:
+        if key not in self._index:
+            self._index[key] = self._objects.write(self._cache[key])
+
+    def _drop(self, key: str) -> None:
+        if key in self._cache:
+            self.cached_bytes -= size_of(self._cache.pop(key))

@@ -1,0 +1,98 @@
+"""Everything that crosses between a client and the server: named tensors + a little JSON.
+
+A message knows its size, turns into bytes (safetensors, no pickle) and is checked on arrival.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+ORTHONORMAL_TOLERANCE = 1e-4
+"""Largest |UᵀU − I| entry accepted from a client; our own extraction stays below 1e-6."""
+
+
+class BadMessage(Exception):
+    """A message that must not be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a tensor of a message must look like; a size of -1 is free, up to `at_most`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    orthonormal: bool = False
+    at_most: int | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a kind (model, basis, reference, …)."""
+
+    kind: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: the tensors and the JSON, without the container's own header."""
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return payload + (len(json.dumps(self.meta)) if self.meta else 0)
+
+    def to_bytes(self) -> bytes:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        return save_tensors(tensors, metadata={"kind": self.kind, "meta": json.dumps(self.meta)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Message":
+        """The message of `to_bytes`; damaged bytes raise BadMessage."""
+        try:
+            tensors = load_tensors(data)
+            (length,) = struct.unpack("<Q", data[:8])
+            header = json.loads(data[8 : 8 + length])["__metadata__"]
+            meta = json.loads(header["meta"])
+            kind = header["kind"]
+        except (SafetensorError, struct.error, KeyError, ValueError, TypeError) as error:
+            raise BadMessage(f"not a readable message ({error})") from None
+        if not isinstance(meta, dict) or not isinstance(kind, str):
+            raise BadMessage("not a readable message (metadata)")
+        return cls(kind, tensors, meta)
+
+    def check(self, kind: str, specs: Mapping[str, Spec]) -> "Message":
+        """This message, if it has exactly these tensors, well-shaped and finite; else BadMessage."""
+        if self.kind != kind:
+            raise BadMessage(f"a {kind!r} message was expected, a {self.kind!r} message came")
+        if self.tensors.keys() != specs.keys():
+            missing = sorted(specs.keys() - self.tensors.keys())
+            extra = sorted(self.tensors.keys() - specs.keys())
+            raise BadMessage(f"tensors missing: {missing}, unexpected: {extra}")
+        for name, spec in specs.items():
+            _check_tensor(name, self.tensors[name], spec)
+        return self
+
+
+def _check_tensor(name: str, tensor: Tensor, spec: Spec) -> None:
+    if tensor.dtype != spec.dtype:
+        raise BadMessage(f"{name} is {tensor.dtype}, expected {spec.dtype}")
+    fits = len(tensor.shape) == len(spec.shape) and all(
+        want in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        raise BadMessage(f"{name} has shape {tuple(tensor.shape)}, expected {spec.shape}")
+    if spec.at_most is not None and tensor.shape[-1] > spec.at_most:
+        raise BadMessage(f"{name} has {tensor.shape[-1]} columns, at most {spec.at_most} are possible")
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise BadMessage(f"{name} has values that are not finite")
+    if spec.orthonormal and tensor.shape[1]:
+        gram = tensor.double().T @ tensor.double()
+        error = (gram - torch.eye(tensor.shape[1], dtype=gram.dtype, device=gram.device)).abs().max().item()
+        if error > ORTHONORMAL_TOLERANCE:
+            raise BadMessage(f"{name} is not orthonormal (error {error:.1e})")

@@ -1,0 +1,135 @@
+"""Words and numbers of the report: names, units, and the result in one plain sentence."""
+
+import math
+from collections.abc import Iterable
+
+from fedprotip.report.rundata import Number, RunData
+
+METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
+SCENARIOS = {"class": "class-incremental", "domain": "domain-incremental"}
+PHASES = {"train": "training", "task_end": "task end", "evaluate": "evaluation"}
+
+
+def method_name(method: str) -> str:
+    """The method as the paper writes it; unknown short names are acronyms (fot → FOT)."""
+    return METHOD_NAMES.get(method, method.upper() if len(method) <= 6 else method)
+
+
+def meaning(mode: str, group: int) -> str:
+    """What a mode measures, in one line."""
+    return {
+        "aware": "The true task is given.",
+        "agnostic": "No task is given: the strongest output over all heads wins, the paper's (-t).",
+        "single": "The task of each sample is predicted from that sample alone.",
+        "batch64": f"The paper's protocol: one decision for a group of {group} test samples of one task.",
+    }[mode]
+
+
+def number(value: Number, digits: int = 1) -> str:
+    """A fixed number of digits; a dash for what was not measured.
+
+    >>> number(97.125), number(None), number(-0.01)
+    ('97.1', '–', '0.0')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def significant(value: Number) -> str:
+    """Three significant digits, for quantities without a natural scale."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    mantissa, _, exponent = f"{value:.3g}".partition("e")
+    return mantissa.replace("-", "−") + (f"·10^{int(exponent)}".replace("-", "−") if exponent else "")
+
+
+def plus_minus(mean: Number, std: Number, digits: int = 1) -> str:
+    """Mean ± sample standard deviation; a single run has no ±."""
+    return number(mean, digits) if std is None else f"{number(mean, digits)} ± {number(std, digits)}"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """Divisor and unit in which `largest` is a readable number."""
+    for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if largest >= divisor:
+            return divisor, unit
+    return 1.0, "B"
+
+
+def second_unit(largest: float) -> tuple[float, str]:
+    for divisor, unit in ((2 * 3600.0, "h"), (2 * 60.0, "min")):
+        if largest >= divisor:
+            return divisor / 2, unit
+    return 1.0, "s"
+
+
+def bytes_text(count: float) -> str:
+    """
+    >>> bytes_text(1_250_000)
+    '1.25 MB'
+    """
+    divisor, unit = byte_unit(count)
+    return f"{count / divisor:.0f} B" if unit == "B" else f"{count / divisor:.2f} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    divisor, unit = second_unit(seconds)
+    return f"{seconds / divisor:.1f} {unit}"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def ids_text(ids: Iterable[int]) -> str:
+    """Ids with runs folded.
+
+    >>> ids_text([4, 0, 1, 2])
+    '0–2, 4'
+    """
+    spans: list[list[int]] = []
+    for value in sorted(set(ids)):
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)
+
+
+def joined(parts: list[str]) -> str:
+    """
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def reading(run: RunData) -> str:
+    """The result of a run in one or two sentences, computed from its numbers."""
+    summary, group = run.summary, run.setting("evaluate.group", 64)
+    condition = {
+        "aware": "when told the task",
+        "single": "when it has to find the task from the sample alone",
+        "batch64": f"when it has to find the task from {group} samples",
+    }
+    if not summary.routing:
+        condition["agnostic"] = "when not told the task"
+    shown = [mode for mode in condition if summary.accuracy.get(mode) is not None]
+    learned = plural(max((len(rows) for rows in summary.matrix.values()), default=0), "task")
+    answers = joined([f"{number(summary.accuracy[mode])} % {condition[mode]}" for mode in shown])
+    sentence = f"After {learned} {method_name(summary.method)} answers correctly for {answers}"
+    if summary.tasks > 1:
+        brief = {"aware": "task given", "agnostic": "task not given", "batch64": f"task found from {group} samples"}
+        lost = [f"{_lost(summary.forgetting.get(mode))} ({brief[mode]})" for mode in shown if mode in brief]
+        sentence += f"; it forgot {joined(lost)}" if lost else ""
+    return sentence + "."
+
+
+def _lost(points: Number) -> str:
+    if points is not None and points < 0.05:
+        return "nothing"
+    return f"{number(points)} points"

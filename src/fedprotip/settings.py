@@ -1,0 +1,334 @@
+"""Typed settings of a run: TOML file + `--set key=value`, checked before any work.
+
+    fedprotip settings                     # every key with its documentation and default, as TOML
+    fedprotip run my.toml --set train.rounds=5
+
+Defaults are the paper's (section 6 and appendix E) wherever the paper states one.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator
+
+from fedprotip.errors import UsageError, nearest
+
+
+class Section(BaseModel):
+    """A group of settings: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class DataSettings(Section):
+    name: str = Field("digits", description="Dataset: digits ships with scikit-learn, nothing is downloaded.")
+
+
+class StreamSettings(Section):
+    scenario: Literal["class", "domain"] = Field(
+        "class", description="class: new labels with every task; domain: the same labels, new inputs."
+    )
+    tasks: int = Field(5, ge=1, description="Number of tasks T.")
+    task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
+        0, description="Classes per task: a number, one number per task, or 0 to share all classes out evenly."
+    )
+    order: Literal["natural", "seeded"] | list[str] = Field(
+        "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
+    )
+    overlap: int = Field(0, ge=0, description="Classes that neighbouring tasks share (appendix D.6).")
+    domains: Literal["labelled", "rotate", "permute"] = Field(
+        "labelled",
+        description="Where domains come from: the dataset's own, or made by rotating images or permuting pixels.",
+    )
+
+    @field_validator("task_size")
+    @classmethod
+    def _size_is_positive(cls, value: int | list[int]) -> int | list[int]:
+        if isinstance(value, int) and value < 0:
+            raise ValueError("must be 0 (share evenly) or more")
+        return value
+
+
+class ClientsSettings(Section):
+    count: int = Field(5, ge=1, description="Number of clients K.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients that train in each round.")
+    partition: Literal["iid", "dirichlet"] = Field(
+        "dirichlet", description="How a task's samples are shared out among the clients."
+    )
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration α: smaller is more uneven.")
+    roster: dict[str, str] = Field(
+        {},
+        description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',
+    )
+
+    @field_validator("roster")
+    @classmethod
+    def _roster_is_readable(cls, value: dict[str, str]) -> dict[str, str]:
+        for task, ids in value.items():
+            if not task.isdecimal():
+                raise ValueError(f"the task {task!r} must be a number counted from 0")
+            parse_ids(ids)
+        return value
+
+    def active(self, task: int) -> list[int]:
+        """Client ids that take part in `task`."""
+        changes = [int(start) for start in self.roster if int(start) <= task]
+        return parse_ids(self.roster[str(max(changes))]) if changes else list(range(self.count))
+
+
+class ModelSettings(Section):
+    name: str = Field("mlp", description="Backbone: mlp or small_cnn.")
+    width: int = Field(128, ge=1, description="mlp: units of a hidden layer; small_cnn: channels of the last stage.")
+    depth: int = Field(2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling.")
+    norm: Literal["frozen", "freeze_after_first", "track"] = Field(
+        "freeze_after_first", description="When the running statistics of norm layers stop moving."
+    )
+    head: Literal["auto", "per_task", "shared"] = Field(
+        "auto",
+        description="Output heads: auto is one per task, except one shared head for domain tasks without routing.",
+    )
+
+
+class TrainSettings(Section):
+    rounds: int = Field(50, ge=1, description="Global rounds E of a task.")
+    epochs: int = Field(5, ge=1, description="Local epochs of a client in one round.")
+    steps: int = Field(0, ge=0, description="Local steps S in one round; 0: as many as the epochs give.")
+    batch: int = Field(64, ge=1, description="Local batch size.")
+    lr: float = Field(0.01, gt=0, description="Learning rate η.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum, for optimisers that have one.")
+    weight_decay: float = Field(5e-4, ge=0, description="Weight decay.")
+    optimizer: str = Field("SGD", description="Any class of torch.optim whose step needs no closure.")
+    optimizer_options: dict[str, bool | int | float | list[float]] = Field(
+        {}, description="Further arguments of the optimiser, for example {nesterov = true}."
+    )
+    average: Literal["weighted", "uniform"] = Field(
+        "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
+    )
+
+
+class EvaluateSettings(Section):
+    group: int = Field(64, ge=1, description="Test samples of one task per routing decision in mode batch64.")
+    draws: int = Field(20, ge=1, description="Least number of such decisions per task; small tasks are redrawn.")
+    batch: int = Field(512, ge=1, description="Images per forward pass.")
+
+
+class RunSettings(Section):
+    seed: int = Field(0, ge=0, description="Seed of every random choice.")
+    out: str = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
+    engine: Literal["local"] = Field("local", description="Where clients run: local is this process.")
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
+    threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice.")
+    checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
+    state_mb: int = Field(256, ge=0, description="Client state kept in memory (MiB); the rest lives on disk.")
+    geometry: int = Field(
+        0, ge=0, description="Measure ρ̂ and β̂ (Assumptions 4, 5) every this many rounds; 0: never. Simulation only."
+    )
+
+
+class MethodSettings(Section):
+    """Base of every method's own settings; each method adds its fields in its own file."""
+
+    name: str = Field("fedprotip", description="Method; its own settings follow.")
+
+
+class Settings(Section):
+    """Everything that decides a run."""
+
+    data: DataSettings = DataSettings()
+    stream: StreamSettings = StreamSettings()
+    clients: ClientsSettings = ClientsSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: _known["method.name"]["fedprotip"]())
+    evaluate: EvaluateSettings = EvaluateSettings()
+    run: RunSettings = RunSettings()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_has_its_own_settings(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _method_class(str(value.get("name", "fedprotip")))(**value)
+        return value
+
+
+# Names that other modules declare: method.name → its settings class; data.name, model.name → anything.
+_known: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.name": {}}
+
+
+def declare(key: str, name: str, value: Any) -> None:
+    """Make `name` a valid value of the setting `key` (used by the registries of methods, datasets, models)."""
+    _known[key][name] = value
+
+
+def parse_ids(text: str) -> list[int]:
+    """Client ids of a list such as "0-2,7".
+
+    >>> parse_ids("0-2,7")
+    [0, 1, 2, 7]
+    """
+    ids: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
+            raise ValueError(f"{text!r} is not a list of client ids such as '0-2,7'")
+        ids.update(range(int(first), int(last or first) + 1))
+    return sorted(ids)
+
+
+def load(
+    source: Settings | Mapping[str, Any] | str | Path | None = None,
+    overrides: Iterable[str] = (),
+    note: Callable[[str], None] = lambda text: None,
+) -> Settings:
+    """Settings from a TOML file, a mapping or defaults, with `key=value` overrides on top.
+
+    Args:
+        source: path of a TOML file, a nested mapping, ready Settings, or None for the defaults.
+        overrides: assignments such as "train.rounds=5"; values are TOML, bare words are strings.
+        note: told about settings of other methods that the chosen method does not have.
+    """
+    if isinstance(source, Settings):
+        raw = source.model_dump()
+    elif isinstance(source, Mapping):
+        raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
+    else:
+        raw = read_toml(Path(source)) if source is not None else {}
+    for assignment in overrides:
+        _assign(raw, assignment)
+    _set_aside_foreign_options(raw, note)
+    try:
+        settings = Settings(**raw)
+    except ValidationError as error:
+        raise UsageError(_sentence(error, raw)) from None
+    for key in ("data.name", "model.name"):
+        section, field = key.split(".")
+        value = getattr(getattr(settings, section), field)
+        if value not in _known[key]:
+            raise UsageError(f"{key} = {value!r} is unknown; {nearest(value, _known[key])}.")
+    return settings
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file in UTF-8.") from None
+    except OSError as error:
+        raise UsageError(f"Cannot read the settings file {path}: {error.strerror}.") from None
+
+
+def to_toml(settings: Settings, documented: bool = False) -> str:
+    """The settings as TOML; with `documented`, each key stands below its documentation."""
+    blocks = []
+    for name in Settings.model_fields:
+        section: Section = getattr(settings, name)
+        lines = [f"[{name}]"]
+        for key, field in type(section).model_fields.items():
+            if documented:
+                lines += ["", f"# {field.description}", *_constraint_comment(field)]
+            lines.append(f"{key} = {_toml_value(getattr(section, key))}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def documentation() -> list[dict[str, Any]]:
+    """Every setting: key, default, documentation, and for which method it exists (empty: all)."""
+    rows = []
+    sections: list[tuple[str, type[Section], str]] = [
+        (name, type(getattr(Settings(), name)), "") for name in Settings.model_fields if name != "method"
+    ]
+    sections += [("method", cls, method) for method, cls in sorted(_known["method.name"].items())]
+    for name, cls, method in sections:
+        for key, field in cls.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            rows.append(
+                {"key": f"{name}.{key}", "default": default, "doc": field.description, "method": method}
+            )
+    return rows
+
+
+def _method_class(name: str) -> type[MethodSettings]:
+    if name not in _known["method.name"]:
+        raise UsageError(f"method.name = {name!r} is unknown; {nearest(name, _known['method.name'])}.")
+    return _known["method.name"][name]
+
+
+def _assign(raw: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    section, dot, field = key.strip().partition(".")
+    if not equals or not dot or not field:
+        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.rounds=5.")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = raw.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{section} = {table!r} must be a table of settings.")
+    table[field] = value
+
+
+def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Drop options that belong to other methods, so that one file can serve several methods."""
+    method = raw.get("method")
+    if not isinstance(method, dict):
+        return
+    mine = _method_class(str(method.get("name", "fedprotip")))
+    others = {field for cls in _known["method.name"].values() for field in cls.model_fields}
+    for key in [key for key in method if key not in mine.model_fields and key in others]:
+        note(f"method.{key} is not a setting of {method.get('name')!r} and is left aside.")
+        del method[key]
+
+
+def _sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """The first problem of a ValidationError as one sentence: key, value, what would be valid."""
+    problem = error.errors()[0]
+    path = [str(part) for part in problem["loc"]]
+    if error.title != "Settings":  # raised by a method's own class, which sees only its section
+        path = ["method", *path]
+    section, field = path[0], path[1] if len(path) > 1 else ""
+    key = f"{section}.{field}" if field else section
+    context = problem.get("ctx", {})
+    if problem["type"] == "extra_forbidden":
+        return f"{key} is not a setting; {nearest(key, _all_keys(raw))}."
+    if not field:
+        return f"{section} = {problem['input']!r} must be a table of settings."
+    value = raw.get(section, {}).get(field)
+    if problem["type"] == "literal_error":
+        choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
+        return f"{key} = {value!r} is not a choice; {nearest(str(value), choices)}."
+    reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").rstrip(".")
+    bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
+    edge = {"ge": bound, "le": bound, "gt": f"just above {bound}", "lt": f"just below {bound}"}
+    limit = next((str(edge[name]) for name in edge if name in context), "")
+    return f"{key} = {value!r}: it {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
+
+
+def _all_keys(raw: Mapping[str, Any]) -> list[str]:
+    keys = []
+    for name in Settings.model_fields:
+        method = raw.get("method", {}).get("name", "fedprotip") if name == "method" else ""
+        cls = _method_class(method) if method else type(getattr(Settings(), name))
+        keys += [f"{name}.{key}" for key in cls.model_fields]
+    return keys
+
+
+def _constraint_comment(field: Any) -> list[str]:
+    choices = getattr(field.annotation, "__args__", ())
+    literal = [c for c in choices if isinstance(c, str)]
+    return [f"# one of: {', '.join(literal)}"] if literal else []
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,44 @@
+"""What the server and every client know about earlier tasks: Φ of each layer, U_L of each task."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class SubspaceBank:
+    """Bases of all tasks so far. Columns are only ever appended; older ones never change."""
+
+    layers: dict[str, Tensor] = field(default_factory=dict)  # layer → Φ^(1:t), (d, R)
+    ranks: dict[str, list[int]] = field(default_factory=dict)  # layer → new columns of each task
+    routing: list[Tensor] = field(default_factory=list)  # task → U_L^(t), (d, r)
+
+    def basis(self, layer: str, d: int) -> Tensor:
+        """Φ^(1:t) of a layer; (d, 0) while there is none."""
+        return self.layers.get(layer, torch.zeros(d, 0))
+
+    def extend(self, layer: str, new: Tensor, task: int) -> None:
+        """Append the basis Φ^(t) (d, r) of task `task`; r may be 0."""
+        past = self.ranks.setdefault(layer, [])
+        past.extend([0] * (task - len(past)))  # a layer that was frozen or unseen before
+        past.append(new.shape[1])
+        self.layers[layer] = torch.cat([self.basis(layer, new.shape[0]), new], dim=1)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors = {f"layers/{name}": basis for name, basis in self.layers.items()}
+        tensors |= {f"ranks/{name}": torch.tensor(ranks) for name, ranks in self.ranks.items()}
+        return tensors | {f"routing/{task:04d}": basis for task, basis in enumerate(self.routing)}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "SubspaceBank":
+        bank = cls()
+        for name in sorted(tensors):
+            kind, _, rest = name.partition("/")
+            if kind == "layers":
+                bank.layers[rest] = tensors[name]
+            elif kind == "ranks":
+                bank.ranks[rest] = tensors[name].tolist()
+            elif kind == "routing":
+                bank.routing.append(tensors[name])
+        return bank

@@ -1,0 +1,90 @@
+"""Section 5: the two coefficients of Assumptions 4 and 5, and the bounds they enter (Eq. 13–16).
+
+Plain numbers in, plain numbers out; `federation/geometry.py` measures what goes in.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from fedprotip.subspace.project import Projector
+
+
+def squared_norms(gradients: dict[str, Tensor], projectors: dict[str, Projector]) -> tuple[float, float]:
+    """(‖P∇L‖², ‖∇L‖²) over the layers of `gradients`; a layer without projector is admissible as it is."""
+    inside = whole = 0.0
+    for name, gradient in gradients.items():
+        whole += gradient.double().square().sum().item()
+        kept = projectors[name](gradient) if name in projectors else gradient
+        inside += kept.double().square().sum().item()
+    return inside, whole
+
+
+def adequacy(projected_sq: float, whole_sq: float) -> float:
+    """Assumption 4 at one iterate: ρ = ‖P∇L‖² / ‖∇L‖² of the current task; 1 where the gradient vanishes."""
+    return projected_sq / whole_sq if whole_sq > 0 else 1.0
+
+
+def interference(projected_sq: float, whole_sq: float) -> float:
+    """Assumption 5 at one iterate: β = ‖P∇L‖ / ‖∇L‖ of an old task; 0 where the gradient vanishes."""
+    return sqrt(projected_sq / whole_sq) if whole_sq > 0 else 0.0
+
+
+def mean_interference(beta: Sequence[Sequence[float]]) -> float:
+    """β̄_T = 2/(T(T−1)) Σ_t Σ_{τ<t} β_τ^(t−1), for beta[t][τ] with τ < t."""
+    pairs = [beta[t][tau] for t in range(len(beta)) for tau in range(t)]
+    return sum(pairs) / len(pairs) if pairs else 0.0
+
+
+def loss_forgetting(increases: Sequence[float]) -> float:
+    """FT_loss (Eq. 28): mean over the old tasks of L^(τ)(W^(T)) − L^(τ)(W^(τ))."""
+    return sum(increases) / len(increases) if increases else 0.0
+
+
+def taskwise_bound(
+    gap: float, rho: float, rounds: int, steps: int, lr: float, smoothness: float, second_moment: float
+) -> float:
+    """Eq. 13: bound on the mean squared gradient of the current task.
+
+    Args:
+        gap: Δ_t = L^(t)(W^(t,0)) − inf L^(t); rho: ρ_t; rounds, steps, lr: E_t, S_t, η_t;
+        smoothness: L of Assumption 1; second_moment: G² of Assumption 3.
+    """
+    drift = smoothness * lr * steps
+    return 2 * gap / (rho * rounds * steps * lr) + drift * second_moment / rho * (1 + drift / (3 * rho))
+
+
+def forgetting_bound(
+    betas: Sequence[float], rounds: int, steps: int, lr: float, smoothness: float, second_moment: float
+) -> float:
+    """Eq. 14: bound on the loss increase of an old task; `betas` are β_τ^(t−1) of every later task t."""
+    return second_moment * sum(
+        rounds * (beta * steps * lr + smoothness / 2 * steps**2 * lr**2) for beta in betas
+    )
+
+
+def canonical_lr(rounds: int, steps: int, smoothness: float) -> float:
+    """Eq. 29: η = 1 / (L S √E), the step size of the corollary."""
+    return 1 / (smoothness * steps * sqrt(rounds))
+
+
+def taskwise_bound_canonical(gap: float, rho: float, rounds: int, smoothness: float, second_moment: float) -> float:
+    """Eq. 15: Eq. 13 at the canonical step size."""
+    root = sqrt(rounds)
+    return 2 * smoothness * gap / (rho * root) + second_moment / (rho * root) * (1 + 1 / (3 * rho * root))
+
+
+def loss_forgetting_bound(tasks: int, beta_bar: float, rounds: int, smoothness: float, second_moment: float) -> float:
+    """Eq. 16: bound on FT_loss at the canonical step size."""
+    return tasks * second_moment / smoothness * (beta_bar * sqrt(rounds) / 2 + 1 / 4)
+
+
+def principal_angles(a: Tensor, b: Tensor) -> Tensor:
+    """Angles (radians, ascending) between the spans of two orthonormal bases (d, r) and (d, s)."""
+    a, b = a.double(), b.double()
+    if a.shape[1] < b.shape[1]:
+        a, b = b, a
+    sines = torch.linalg.svdvals(b - a @ (a.T @ b)).clamp(max=1.0)
+    return torch.asin(sines).flip(0)
