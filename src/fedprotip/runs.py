@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -111,10 +111,10 @@ class RunFolder:
         manifest = {"format": FORMAT, "status": status, "versions": versions}
         self.write_json("manifest.json", manifest | {"threads": torch.get_num_threads()} | dict(extra) | {"files": files})
 
-    def append(self, log: str, record: Mapping[str, Any]) -> None:
-        """Add one line to a log; lines after the last checkpoint are cut off on resume."""
+    def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines to a log; those after the last checkpoint are cut off on resume."""
         with open(self.path / log, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
     def records(self, log: str) -> Iterator[dict[str, Any]]:
         with open(self.path / log, encoding="utf-8") as file:

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import Core, core_basis
-from fedprotip.subspace.merge import merge_energy, merge_union
+from fedprotip.subspace.merge import EnergyMerge, UnionMerge, merged
 from tests.subspace import reference
 from tests.subspace.test_basis import orthonormality_error, seeds
+
+
+def merge_union(bases, earlier):
+    return merged(UnionMerge(earlier), [Core(b, torch.ones(b.shape[1]), 0.0) for b in bases])
+
+
+def merge_energy(cores, earlier, *options, **named):
+    return merged(EnergyMerge(earlier, *options, **named), cores)
 
 
 def overlapping_bases(rng, d, clients):
@@ -31,9 +39,9 @@ def test_merged_span_is_the_union_in_every_order(seed, d, clients):
     bases = overlapping_bases(rng, d, clients)
     expected = reference.projector_onto(np.hstack([b.double().numpy() for b in bases]))
     for order in permutations(bases):
-        merged = merge_union(order, torch.zeros(d, 0)).double().numpy()
-        assert merged.shape[1] == round(np.trace(expected)) <= d
-        assert np.abs(merged @ merged.T - expected).max() < 1e-3
+        union = merge_union(order, torch.zeros(d, 0)).double().numpy()
+        assert union.shape[1] == round(np.trace(expected)) <= d
+        assert np.abs(union @ union.T - expected).max() < 1e-3
 
 
 @given(seeds, st.integers(4, 16))
@@ -47,8 +55,8 @@ def test_near_dependent_columns_are_dropped(seed, d):
 def test_an_empty_basis_changes_nothing():
     basis = torch.eye(4)[:, :2]
     empty = torch.zeros(4, 0)
-    merged = merge_union([empty, basis, empty], empty)
-    assert torch.allclose(merged @ merged.T, basis @ basis.T)
+    union = merge_union([empty, basis, empty], empty)
+    assert torch.allclose(union @ union.T, basis @ basis.T)
     assert merge_union([], empty).shape == (4, 0)
     assert merge_union([empty], torch.eye(4)).shape == (4, 0)
 
@@ -81,10 +89,10 @@ def test_energy_merge_is_the_svd_of_all_clients(seed, d, clients):
     rng = np.random.default_rng(seed)
     activations = [rng.standard_normal((d, 40)) * np.geomspace(1, 0.01, d)[:, None] for _ in range(clients)]
     cores = [core_basis(torch.tensor(a), torch.zeros(d, 0), 1.0, "energy") for a in activations]
-    merged = merge_energy(cores, torch.zeros(d, 0), 0.9, "energy").double().numpy()
+    together = merge_energy(cores, torch.zeros(d, 0), 0.9, "energy").double().numpy()
     expected, _ = reference.core_basis(np.hstack(activations), np.zeros((d, 0)), 0.9, "energy")
-    assert merged.shape == expected.shape
-    assert np.abs(merged @ merged.T - expected @ expected.T).max() < 1e-2
+    assert together.shape == expected.shape
+    assert np.abs(together @ together.T - expected @ expected.T).max() < 1e-2
 
 
 def test_energy_merge_bounds_the_rank_of_many_clients():

@@ -53,17 +53,25 @@ class Summary(Part):
     failures: Failures = Failures()
 
     @model_validator(mode="after")
-    def _matrix_rows_are_long_enough(self) -> "Summary":
+    def _rows_are_long_enough(self) -> "Summary":
         for mode, rows in self.matrix.items():
             for i, row in enumerate(rows):
                 if len(row) <= i:
                     raise ValueError(f"matrix.{mode} has {len(row)} numbers after task {i + 1}")
+        for mode, counts in self.confusion.items():
+            if any(len(row) != len(counts) for row in counts):
+                raise ValueError(f"confusion.{mode} is not square")
         return self
 
     @property
     def modes(self) -> list[str]:
         """Modes of this run in the order of the report."""
         return [mode for mode in MODES if mode in self.accuracy]
+
+    @property
+    def learned(self) -> int:
+        """Tasks learned so far: all of them once the run is finished."""
+        return min((len(rows) for rows in self.matrix.values()), default=0)
 
     def curve(self, mode: str) -> list[Number]:
         """Average accuracy over the tasks seen so far, after each task (the paper's Fig. 3)."""
@@ -87,6 +95,12 @@ class TaskEvent(Part):
     seconds: dict[str, float] = {}
     ranks: dict[str, int] = {}
     dims: dict[str, int] = {}
+
+    @model_validator(mode="after")
+    def _every_rank_has_its_width(self) -> "TaskEvent":
+        if missing := self.ranks.keys() - self.dims.keys():
+            raise ValueError(f"dims has no width of {min(missing)}")
+        return self
 
 
 class FailureEvent(Part):
@@ -127,6 +141,12 @@ class Geometry(Part):
     bounds: Bounds = Bounds()
     measured: Measured = Measured()
     threshold: Number = None
+
+    @model_validator(mode="after")
+    def _beta_is_square(self) -> "Geometry":
+        if any(len(row) > len(self.beta) for row in self.beta):
+            raise ValueError("beta has a row that is too long")
+        return self
 
 
 class Manifest(Part):
@@ -225,7 +245,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RunError(f"{path} is missing: the run has not got that far, or this is no run folder.") from None
+        raise RunError(
+            f"{path} is missing: the run has not got that far, or this is no run folder."
+        ) from None
     except UnicodeDecodeError:
         raise RunError(f"{path} is damaged: it is not text in UTF-8.") from None
     except OSError as error:

@@ -73,7 +73,9 @@ def bytes_text(count: float) -> str:
     '1.25 MB'
     """
     divisor, unit = byte_unit(count)
-    return f"{count / divisor:.0f} B" if unit == "B" else f"{count / divisor:.2f} {unit}"
+    value = count / divisor
+    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -85,19 +87,23 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
-def ids_text(ids: Iterable[int]) -> str:
-    """Ids with runs folded.
+def ids_text(ids: Iterable[int], most: int = 12) -> str:
+    """Ids with runs folded; long lists are cut and counted.
 
-    >>> ids_text([4, 0, 1, 2])
-    '0–2, 4'
+    >>> ids_text([4, 0, 1, 2]), ids_text([1, 3, 5, 7], most=2)
+    ('0–2, 4', '1, 3, … (4 in all)')
     """
+    ids = set(ids)
     spans: list[list[int]] = []
-    for value in sorted(set(ids)):
+    for value in sorted(ids):
         if spans and value == spans[-1][1] + 1:
             spans[-1][1] = value
         else:
             spans.append([value, value])
-    return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)
+    parts = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans]
+    if len(parts) > most:
+        parts = [*parts[:most], f"… ({len(ids)} in all)"]
+    return ", ".join(parts)
 
 
 def joined(parts: list[str]) -> str:
@@ -119,11 +125,16 @@ def reading(run: RunData) -> str:
     if not summary.routing:
         condition["agnostic"] = "when not told the task"
     shown = [mode for mode in condition if summary.accuracy.get(mode) is not None]
-    learned = plural(max((len(rows) for rows in summary.matrix.values()), default=0), "task")
-    answers = joined([f"{number(summary.accuracy[mode])} % {condition[mode]}" for mode in shown])
-    sentence = f"After {learned} {method_name(summary.method)} answers correctly for {answers}"
-    if summary.tasks > 1:
-        brief = {"aware": "task given", "agnostic": "task not given", "batch64": f"task found from {group} samples"}
+    learned = plural(summary.learned, "task")
+    shares = [f"{number(summary.accuracy[mode])} % {condition[mode]}" for mode in shown]
+    answers = joined(shares).replace(" %", " % of test samples correctly", 1)
+    sentence = f"After {learned} {method_name(summary.method)} answers {answers}"
+    if summary.learned > 1:
+        brief = {
+            "aware": "task given",
+            "agnostic": "task not given",
+            "batch64": f"task found from {group} samples",
+        }
         lost = [f"{_lost(summary.forgetting.get(mode))} ({brief[mode]})" for mode in shown if mode in brief]
         sentence += f"; it forgot {joined(lost)}" if lost else ""
     return sentence + "."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedprotip.subspace.merge import append
 
 @dataclass
 class SubspaceBank:
@@ -18,6 +19,13 @@ class SubspaceBank:
         """Φ^(1:t) of a layer; (d, 0) while there is none."""
         return self.layers.get(layer, torch.zeros(d, 0))
 
+    def routed(self, d: int) -> Tensor:
+        """An orthonormal basis (d, R) of all routing bases together."""
+        whole = torch.zeros(d, 0, dtype=torch.float64)
+        for basis in self.routing:
+            whole = append(whole, basis)
+        return whole
+
     def extend(self, layer: str, new: Tensor, task: int) -> None:
         """Append the basis Φ^(t) (d, r) of task `task`; r may be 0."""
         past = self.ranks.setdefault(layer, [])
@@ -26,15 +34,16 @@ class SubspaceBank:
         self.layers[layer] = torch.cat([self.basis(layer, new.shape[0]), new], dim=1)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        tensors = {f"layers/{name}": basis for name, basis in self.layers.items()}
-        tensors |= {f"ranks/{name}": torch.tensor(ranks) for name, ranks in self.ranks.items()}
-        return tensors | {f"routing/{task:04d}": basis for task, basis in enumerate(self.routing)}
+        tensors = {f"subspaces/layers/{name}": basis for name, basis in self.layers.items()}
+        tensors |= {f"subspaces/ranks/{name}": torch.tensor(ranks) for name, ranks in self.ranks.items()}
+        return tensors | {f"subspaces/routing/{task:04d}": basis for task, basis in enumerate(self.routing)}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "SubspaceBank":
+        """The bank within a dictionary of knowledge; other entries are left aside."""
         bank = cls()
         for name in sorted(tensors):
-            kind, _, rest = name.partition("/")
+            kind, _, rest = name.removeprefix("subspaces/").partition("/")
             if kind == "layers":
                 bank.layers[rest] = tensors[name]
             elif kind == "ranks":

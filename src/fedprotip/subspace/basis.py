@@ -75,8 +75,33 @@ def core_basis(a: Tensor, phi: Tensor, threshold: float, rule: RankRule) -> Core
     u, sigma = left_svd(rest, floor=NOISE * total**0.5)
     captured = max(total - rest.square().sum().item(), 0.0)
     rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
-    rank = min(rank, phi.shape[0] - phi.shape[1])
-    basis = u[:, :rank]
-    if phi.shape[1] and rank:
+    return _cut(u, sigma, phi, captured, rank)
+
+
+def core_of_moment(moment: Tensor, phi: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> Core:
+    """The core basis of activations known only by their second moment aaᵀ (d, d), never empty.
+
+    For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing is
+    left outside the earlier bases, the dominant directions of the activations themselves.
+    """
+    moment, phi = moment.double(), phi.double()
+    for earlier in (phi, phi[:, :0]):
+        rest = residual(residual(moment, earlier).T, earlier)
+        values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
+        sigma, u = values.clamp_min(0).sqrt().flip(0), vectors.flip(1)
+        keep = sigma > NOISE * moment.trace().clamp_min(0).sqrt()
+        sigma, u = sigma[keep], u[:, keep]
+        if len(sigma):
+            captured = max((moment.trace() - rest.trace()).item(), 0.0)
+            rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
+            return _cut(u, sigma, earlier, captured, fixed or max(rank, 1))
+    first = torch.eye(len(moment), 1, dtype=torch.float64)  # all-zero features: any direction serves
+    return Core(first.float(), first.new_zeros(1), 0.0)
+
+
+def _cut(u: Tensor, sigma: Tensor, phi: Tensor, captured: float, rank: int) -> Core:
+    """The first `rank` directions, made exactly orthogonal to Φ, together never more than d."""
+    basis = u[:, : min(rank, phi.shape[0] - phi.shape[1])]
+    if phi.shape[1] and basis.shape[1]:
         basis = orthonormalise(residual(basis, phi))
-    return Core(basis.float(), sigma[:rank], captured)
+    return Core(basis.float(), sigma[: basis.shape[1]], captured)

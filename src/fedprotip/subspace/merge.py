@@ -1,6 +1,10 @@
-"""From the clients' bases to one basis of the task: Eq. 10, and a variant that bounds the rank."""
+"""From the clients' bases to one basis of the task: Eq. 10, and a variant that bounds the rank.
+
+Both take the clients one after another, so memory does not grow with their number.
+"""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +14,14 @@ from fedprotip.subspace.rank import rank_energy, rank_mass
 
 DEPENDENT = 1e-5
 """A direction closer than this (sine of the angle) to what is there already adds nothing."""
+
+
+class Merger(Protocol):
+    """Takes the clients' bases of one layer, in client order, and gives Φ^(t)."""
+
+    def add(self, core: Core) -> None: ...
+
+    def result(self) -> Tensor: ...
 
 
 def append(phi: Tensor, u: Tensor) -> Tensor:
@@ -25,43 +37,60 @@ def append(phi: Tensor, u: Tensor) -> Tensor:
     return torch.cat([phi, new], dim=1)
 
 
-def merge_union(bases: Iterable[Tensor], earlier: Tensor) -> Tensor:
+class UnionMerge:
     """Eq. 10: an orthonormal basis (d, r) of the union of the clients' spans, outside `earlier` (d, R).
 
-    The span does not depend on the order of the clients. Reads the bases one after another: memory does
-    not grow with the number of clients.
+    The span does not depend on the order of the clients.
     """
-    whole = earlier.double()
-    for basis in bases:
-        whole = append(whole, basis)
-    return whole[:, earlier.shape[1] :].float()
+
+    def __init__(self, earlier: Tensor) -> None:
+        self._known = earlier.shape[1]
+        self._whole = earlier.double()
+
+    def add(self, core: Core) -> None:
+        self._whole = append(self._whole, core.basis)
+
+    def result(self) -> Tensor:
+        return self._whole[:, self._known :].float()
 
 
-def merge_energy(cores: Iterable[Core], earlier: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> Tensor:
+class EnergyMerge:
     """The dominant directions of all clients together: SVD of [U₁Σ₁, …, U_KΣ_K], cut by the rank rule.
 
     Args:
-        cores: the clients' bases with their singular values.
         earlier: basis of the tasks before (d, R); the result (d, r) is orthogonal to it.
         threshold, rule: as for a client; with `fixed` > 0 that many directions instead.
 
-    Never holds more than d + r_k columns, whatever the number of clients.
+    Never holds more than d + r_k columns.
     """
-    d = earlier.shape[0]
-    factor = earlier.new_zeros(d, 0, dtype=torch.float64)
-    captured = 0.0
+
+    def __init__(self, earlier: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> None:
+        self._earlier = earlier.double()
+        self._threshold, self._rule, self._fixed = threshold, rule, fixed
+        self._factor = self._earlier[:, :0]
+        self._captured = 0.0
+
+    def add(self, core: Core) -> None:
+        self._factor = torch.cat([self._factor, core.basis.double() * core.sigma.double()], dim=1)
+        self._captured += core.captured
+        if self._factor.shape[1] > self._factor.shape[0]:
+            u, sigma = left_svd(self._factor)
+            self._factor = u * sigma
+
+    def result(self) -> Tensor:
+        u, sigma = left_svd(residual(self._factor, self._earlier))
+        if self._fixed:
+            rank = self._fixed
+        elif self._rule == "mass":
+            rank = rank_mass(sigma, self._threshold)
+        else:
+            rank = rank_energy(sigma, self._captured, self._threshold)
+        u = u[:, : min(rank, self._earlier.shape[0] - self._earlier.shape[1])]
+        return (orthonormalise(residual(u, self._earlier)) if u.shape[1] else u).float()
+
+
+def merged(merger: Merger, cores: Iterable[Core]) -> Tensor:
+    """The result of a merger after all clients' cores."""
     for core in cores:
-        factor = torch.cat([factor, core.basis.double() * core.sigma.double()], dim=1)
-        captured += core.captured
-        if factor.shape[1] > d:
-            u, sigma = left_svd(factor)
-            factor = u * sigma
-    u, sigma = left_svd(residual(factor, earlier))
-    if fixed:
-        rank = fixed
-    elif rule == "mass":
-        rank = rank_mass(sigma, threshold)
-    else:
-        rank = rank_energy(sigma, captured, threshold)
-    rank = min(rank, d - earlier.shape[1], u.shape[1])
-    return (orthonormalise(residual(u[:, :rank], earlier)) if rank else u[:, :0]).float()
+        merger.add(core)
+    return merger.result()

@@ -1,0 +1,3 @@
+from fedprotip.cli import main
+
+main()

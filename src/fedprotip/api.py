@@ -1,0 +1,168 @@
+"""From settings to a finished run folder, in Python.
+
+    import fedprotip
+    summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
+    summary = fedprotip.extend("runs/mine", tasks=1)
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedprotip import settings as settings_file
+from fedprotip.errors import UsageError
+from fedprotip.evaluation.summary import summarise
+from fedprotip.federation.client import Workspace, build_optimizer
+from fedprotip.federation.geometry import Probe
+from fedprotip.federation.journal import Journal, Observer
+from fedprotip.federation.local import LocalEngine
+from fedprotip.federation.loop import run_tasks
+from fedprotip.federation.server import Server, device_of
+from fedprotip.methods import create_method
+from fedprotip.models import build_network
+from fedprotip.report import write_report
+from fedprotip.runs import RunFolder, explained, free_path
+from fedprotip.settings import Settings, parse_ids, to_toml
+from fedprotip.stream import build_stream
+
+Source = Settings | Mapping[str, Any] | str | Path | None
+
+
+def run(
+    settings: Source = None,
+    overrides: Iterable[str] = (),
+    out: str | Path | None = None,
+    observers: Iterable[Observer] = (),
+) -> dict[str, Any]:
+    """Run all tasks and return the summary (as in summary.json).
+
+    Args:
+        settings: Settings, a nested mapping, the path of a TOML file, or None for the defaults.
+        overrides: assignments such as "train.rounds=5" on top.
+        out: run folder; must be empty or missing. None: `run.out`, or a free name under runs/.
+        observers: called with every event as it happens.
+    """
+    observers = list(observers)
+    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, "note", text))
+    check(wanted)
+    path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
+    wanted = settings_file.load(wanted, [f"run.out={str(path)!r}"])
+    with _threads(wanted.run.threads):
+        return _complete(RunFolder.create(path, to_toml(wanted)), wanted, observers)
+
+
+def resume(path: str | Path, observers: Iterable[Observer] = ()) -> dict[str, Any]:
+    """Continue an interrupted run from its last good checkpoint; a finished one is left as it is."""
+    folder, observers = RunFolder.open(Path(path)), list(observers)
+    settings = settings_file.load(folder.path / "settings.toml")
+    with _threads(folder.manifest().get("threads", settings.run.threads)):
+        return _complete(folder, settings, observers)
+
+
+def extend(
+    path: str | Path, tasks: int = 1, clients: str | None = None, observers: Iterable[Observer] = ()
+) -> dict[str, Any]:
+    """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7")."""
+    folder = RunFolder.open(Path(path))
+    old = settings_file.load(folder.path / "settings.toml")
+    if folder.manifest()["status"] != "finished":
+        raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
+    if tasks < 1:
+        raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
+    raw = old.model_dump()
+    raw["stream"]["tasks"] = old.stream.tasks + tasks
+    if not old.stream.task_size and old.stream.scenario == "class":
+        raise UsageError(
+            "A run that shared all classes out (stream.task_size = 0) has none left for a further task; "
+            "runs that are to be extended set stream.task_size."
+        )
+    if isinstance(old.stream.task_size, list):
+        raw["stream"]["task_size"] = old.stream.task_size + old.stream.task_size[-1:] * tasks
+    if clients is not None:
+        try:
+            parse_ids(clients)
+        except ValueError as error:
+            raise UsageError(f"--clients: {error}.") from None
+        raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
+    settings = settings_file.load(raw)
+    check(settings)
+    with explained(folder.path):
+        folder.write("settings.toml", to_toml(settings))
+        folder.write_manifest("running", {"seed": settings.run.seed, "threads": folder.manifest()["threads"]})
+    return resume(path, observers)
+
+
+def check(settings: Settings) -> None:
+    """Refuse what cannot run, before any work and before anything is written."""
+    method = create_method(settings)
+    stream = build_stream(settings)
+    build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
+    if settings.run.geometry and not method.routes:
+        raise UsageError("run.geometry measures subspaces; method.name must be 'fedprotip'.")
+    if settings.model.head == "shared" and settings.stream.scenario == "class" and len(stream.tasks) > 1:
+        raise UsageError("model.head = 'shared' needs stream.scenario = 'domain'; the nearest valid choice is 'per_task'.")
+    if settings.run.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
+
+
+def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
+    """Bring a run folder from wherever it stands to its end."""
+    method, stream = create_method(settings), build_stream(settings)
+    device, shape = device_of(settings.run.device), stream.dataset.image_shape
+    store = folder.store(settings.run.state_mb)
+    server = Server(settings, method, build_network(settings, shape, method.routes).to(device), stream)
+    engine = LocalEngine(
+        Workspace(settings, method, build_network(settings, shape, method.routes).to(device), stream, store)
+    )
+    journal = Journal(folder, store, observers)
+    with explained(folder.path):
+        saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
+        if saved:
+            server.restore(*saved)
+            engine.workspace.adopt(server.network)
+        probe = Probe(server, settings.run.geometry) if settings.run.geometry else None
+        if probe and saved:
+            probe.restore(saved[1].get("geometry", {}))
+        done, total = server.progress.task, len(stream.tasks)
+        _notify(observers, "start", str(folder.path), tasks=total, rounds=settings.train.rounds, done=done)
+        if done < total or folder.manifest()["status"] != "finished":
+            run_tasks(server, engine, journal, probe)
+            if probe:
+                folder.write_json("geometry.json", probe.report())
+            _write_artefacts(folder, server, settings)
+            write_report(folder.path)
+    return folder.read_json("summary.json")
+
+
+def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
+    """The files that report, predict and export read; the manifest with their hashes comes last."""
+    for group, tensors in server.tensors().items():
+        folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
+    peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))
+    folder.write_manifest("finished", {"seed": settings.run.seed, "threads": torch.get_num_threads()})
+
+
+class _threads:
+    """Use this many torch threads inside, and the former number after; 0: leave them alone."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted, self._before = wanted, torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self._wanted:
+            torch.set_num_threads(self._wanted)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self._before)
+
+
+def _default_folder(settings: Settings) -> Path:
+    return Path("runs") / f"{settings.data.name}-{settings.method.name}-s{settings.run.seed}"
+
+
+def _notify(observers: list[Observer], event: str, text: str, **fields: Any) -> None:
+    for observer in observers:
+        observer({"event": event, "text": text, **fields})

@@ -1,0 +1,1 @@
+"""How good is the model? One pass gives all modes; metrics have one definition each."""

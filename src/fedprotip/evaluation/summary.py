@@ -1,0 +1,38 @@
+"""`summary.json`: the result of a run under stable keys that other tools read."""
+
+from typing import Any
+
+from fedprotip.evaluation.metrics import average_accuracy, forgetting
+from fedprotip.settings import Settings
+
+
+def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float | None) -> dict[str, Any]:
+    """The summary of a run that stands at `progress` (the server's numbers, as saved in a checkpoint)."""
+    matrix, routing = progress["matrix"], progress["routing"]
+    by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
+    accuracy = {mode: average_accuracy(rows) for mode, rows in matrix.items()}
+    shares = {mode: sum(values) / len(values) for mode, values in by_task.items()}
+    routers = {}
+    if by_task:
+        routers[getattr(settings.method, "router", "cosine")] = {
+            **{mode: accuracy[mode] for mode in by_task},
+            **{f"routing_{mode}": share for mode, share in shares.items()},
+        }
+    return {
+        "method": settings.method.name,
+        "scenario": settings.stream.scenario,
+        "tasks": progress["task"],
+        "clients": settings.clients.count,
+        "seed": settings.run.seed,
+        "accuracy": accuracy,
+        "forgetting": {mode: forgetting(rows) for mode, rows in matrix.items()},
+        "routing": shares | {f"{mode}_by_task": values for mode, values in by_task.items()},
+        "routers": routers,
+        "matrix": matrix,
+        "confusion": confusion,
+        "bytes": progress["bytes"],
+        "seconds": progress["seconds"] | {"total": sum(progress["seconds"].values())},
+        "peak_rss_mb": progress["peak_rss_mb"],
+        "peak_gpu_mb": peak_gpu_mb,
+        "failures": {"count": sum(progress["failures"].values()), "by_reason": progress["failures"]},
+    }

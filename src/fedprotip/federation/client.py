@@ -1,0 +1,143 @@
+"""A client: trains on its own samples, and summarises them at the end of a task."""
+
+from collections.abc import Iterator
+from itertools import chain, count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedprotip.errors import UsageError, nearest
+from fedprotip.files import ClientStore
+from fedprotip.messages import Message
+from fedprotip.methods.base import ClientTask, Knowledge, Method
+from fedprotip.models import Network
+from fedprotip.models.norms import statistics_move, training_mode
+from fedprotip.seeds import ambient_stream, numpy_stream
+from fedprotip.settings import Settings, TrainSettings
+from fedprotip.stream import Stream
+
+
+class Workspace:
+    """What one machine holds for the clients that live on it: a model, what is known, and their state."""
+
+    def __init__(
+        self, settings: Settings, method: Method, network: Network, stream: Stream, store: ClientStore
+    ) -> None:
+        self.settings, self.method, self.network, self.stream, self.store = settings, method, network, stream, store
+        self.knowledge: Knowledge = {}
+        self.task = -1
+
+    def begin_task(self, task: int) -> None:
+        """Add the new head; from here on only what this task may move requires gradients."""
+        for index in range(len(self.network.labels), task + 1):
+            self.network.add_head(self.stream.tasks[index].classes, self.settings.run.seed, index)
+        self.task = task
+        moving = self.method.trainable(self.network, self.knowledge, task)
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(name in moving)
+
+    def adopt(self, network: Network) -> None:
+        """After a resume: the model that every client held when the checkpoint was made."""
+        for index in range(len(self.network.labels), len(network.labels)):
+            self.network.add_head(network.labels[index], self.settings.run.seed, index)
+        load_state(self.network, dict(network.state_dict()))
+
+    def samples(self, client: int) -> int:
+        return len(self.stream.client_samples(self.task, client))
+
+    def receive(self, message: Message) -> None:
+        """Take over the tensors of a model message."""
+        load_state(self.network, message.tensors)
+
+    def train(self, client: int, round_: int) -> Message:
+        """PGD of Algorithm 1: local steps from the received model, each projected by the method (Eq. 4–5)."""
+        network, train, device = self.network, self.settings.train, next(self.network.parameters()).device
+        samples = self.stream.client_samples(self.task, client)
+        rng = numpy_stream(self.settings.run.seed, "batches", self.task, round_, client)
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        optimizer = build_optimizer(train, parameters)
+        constraint = self.method.constraint(network, self.knowledge, self.task)
+        losses: list[Tensor] = []
+        with ambient_stream(self.settings.run.seed, "train", self.task, round_, client):
+            training_mode(network, self.settings.model, self.task)
+            for batch in local_batches(samples, train, rng):
+                images, labels = self.stream.train_batch(self.task, batch)
+                loss = self.method.loss(network, images.to(device), labels.to(device), self.task)
+                optimizer.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    if constraint:
+                        constraint.before_step()
+                    optimizer.step()
+                    if constraint:
+                        constraint.after_step()
+                losses.append(loss.detach())
+        network.eval()
+        state = moving_state(network, self.settings, self.task)
+        meta = {"samples": len(samples), "loss": torch.stack(losses).mean().item()}
+        return Message("model", {name: tensor.detach().cpu().clone() for name, tensor in state.items()}, meta)
+
+    def summarise(self, client: int, kind: str) -> Message:
+        """ExtractBases and UpdateReference of Algorithm 1, or whatever else the method sends at a task's end."""
+        self.network.eval()
+        local = ClientTask(
+            client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed
+        )
+        with torch.no_grad():
+            return self.method.summarise(kind, local)
+
+
+def local_batches(samples: np.ndarray, train: TrainSettings, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Shuffled batches of `epochs` passes, or of as many passes as `steps` needs.
+
+    A single sample left over joins the batch before it: batch norm cannot train on one sample.
+    """
+
+    def epoch() -> Iterator[np.ndarray]:
+        cuts = list(range(train.batch, len(samples), train.batch))
+        if cuts and len(samples) - cuts[-1] == 1:
+            cuts.pop()
+        return iter(np.split(rng.permutation(samples), cuts))
+
+    epochs = (epoch() for _ in (count() if train.steps else range(train.epochs)))
+    batches = chain.from_iterable(epochs)
+    return islice(batches, train.steps) if train.steps else batches
+
+
+def moving_state(network: Network, settings: Settings, task: int) -> dict[str, Tensor]:
+    """What can change during a task, and so has to travel: trainable parameters and moving statistics."""
+    state: dict[str, Tensor] = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    if statistics_move(settings.model, task):
+        state |= dict(network.named_buffers())
+    return state
+
+
+def load_state(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Overwrite parameters and buffers by name, in place."""
+    own = dict(chain(network.named_parameters(), network.named_buffers()))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Any optimiser of torch.optim; a new one every round, as in the paper. Impossible settings: UsageError."""
+    known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
+    del known["Optimizer"], known["LBFGS"], known["SparseAdam"]  # base class; need a closure, sparse gradients
+    if train.optimizer not in known:
+        raise UsageError(f"train.optimizer = {train.optimizer!r} is unknown; {nearest(train.optimizer, known)}.")
+    cls = known[train.optimizer]
+    accepted = cls.__init__.__code__.co_varnames
+    wanted: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay, "momentum": train.momentum}
+    for name in ("momentum", "weight_decay"):
+        if name not in accepted:
+            if wanted[name] and name == "momentum":
+                raise UsageError(f"train.momentum = {train.momentum}: {train.optimizer} has none; set it to 0.")
+            del wanted[name]
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()}
+    try:
+        return cls(parameters, **wanted | options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}.") from None

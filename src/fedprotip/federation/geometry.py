@@ -1,0 +1,180 @@
+"""Measures the geometry of section 5 during a simulation: ρ̂, β̂, G², L, and the losses they bound.
+
+It looks at training data of earlier tasks, which no federated method may do: this is an instrument for
+choosing ε, switched on with `run.geometry`, and training never sees what it measures.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprotip.capture import Layer, find_layers
+from fedprotip.federation.server import Server
+from fedprotip.files import Tensors
+from fedprotip.methods.fedprotip import FedProTIP
+from fedprotip.models import Network
+from fedprotip.subspace import geometry
+from fedprotip.subspace.project import Projector
+
+
+class Probe:
+    """Gradients of current and past tasks at synchronisation iterates W^(t,e−1).
+
+    W here is every backbone weight that has an input subspace, the part of the model the projector acts on.
+    """
+
+    def __init__(self, server: Server, every: int) -> None:
+        self._server, self._every = server, every
+        self._previous: Tensors = {}
+        server.progress.geometry = server.progress.geometry or {
+            "rho": [],  # task → list over iterates
+            "beta": [],  # task → old task → list over iterates
+            "gradient_sq": [],  # task → ‖∇L^(t)‖² over iterates
+            "second_moment": 0.0,  # G², the largest mean of ‖∇ℓ‖²
+            "smoothness": 0.0,  # L, the largest ‖∇L(W) − ∇L(W')‖ / ‖W − W'‖
+            "start_loss": [],  # L^(t)(W^(t,0))
+            "end_loss": [],  # L^(t)(W^(t))
+            "steps": [],  # S_t
+        }
+
+    def tensors(self) -> dict[str, Tensors]:
+        """State for a checkpoint: the last iterate and its gradient."""
+        return {"geometry": self._previous} if self._previous else {}
+
+    def restore(self, tensors: Tensors) -> None:
+        self._previous = tensors
+
+    def measure(self, task: int, round_: int) -> None:
+        """At the start of a round: one iterate."""
+        if round_ % self._every:
+            return
+        record = self._server.progress.geometry
+        while len(record["rho"]) <= task:
+            for name in ("rho", "gradient_sq"):
+                record[name].append([])
+            record["beta"].append([[] for _ in range(len(record["rho"]) - 1)])
+        projectors = self._projectors(task)
+        loss, gradient, second = self._gradient(task)
+        inside, whole = geometry.squared_norms(gradient, projectors)
+        record["rho"][task].append(geometry.adequacy(inside, whole))
+        record["gradient_sq"][task].append(whole)
+        record["second_moment"] = max(record["second_moment"], second)
+        if round_ == 0:
+            record["start_loss"].append(loss)
+            record["steps"].append(self._steps(task))
+        for old in range(task):
+            _, gradient_old, second = self._gradient(old)
+            record["beta"][task][old].append(geometry.interference(*geometry.squared_norms(gradient_old, projectors)))
+            record["second_moment"] = max(record["second_moment"], second)
+        self._compare(gradient, first=round_ == 0)
+
+    def finish_task(self, task: int) -> None:
+        """At the end of a task: its loss now."""
+        self._server.progress.geometry["end_loss"].append(self._gradient(task)[0])
+
+    def report(self) -> dict[str, Any]:
+        """ρ̂_t, β̂_{τ→t}, β̄_T, FT_loss and the bounds of Eq. 13–16, with what was measured beside them."""
+        record, server = self._server.progress.geometry, self._server
+        tasks, train = len(record["rho"]), server.settings.train
+        rho = [min(values) for values in record["rho"]]
+        beta = [[max(values) for values in row] for row in record["beta"]]
+        beta_bar = geometry.mean_interference(beta)
+        g2, smooth = record["second_moment"], max(record["smoothness"], 1e-12)
+        increases = [self._gradient(old)[0] - record["end_loss"][old] for old in range(tasks - 1)]
+        steps = record["steps"]
+        later = [[beta[t][tau] for t in range(tau + 1, tasks)] for tau in range(tasks - 1)]
+        gaps = record["start_loss"]  # cross-entropy is never below 0, so L(W^(t,0)) bounds Δ_t
+        return {
+            "threshold": getattr(server.settings.method, "threshold", None),
+            "rho": [None if t == 0 else value for t, value in enumerate(rho)],
+            "rho_mean": [None if t == 0 else float(np.mean(values)) for t, values in enumerate(record["rho"])],
+            "beta": [[*row, *[None] * (tasks - len(row))] for row in beta],
+            "beta_bar": beta_bar,
+            "gradient_bound_G2": g2,
+            "smoothness_L": smooth,
+            "ft_loss": geometry.loss_forgetting(increases),
+            "bounds": {
+                "taskwise": [
+                    geometry.taskwise_bound(gaps[t], rho[t], train.rounds, steps[t], train.lr, smooth, g2)
+                    for t in range(tasks)
+                ],
+                "forgetting": [
+                    geometry.forgetting_bound(betas, train.rounds, max(steps), train.lr, smooth, g2) for betas in later
+                ],
+                "taskwise_canonical": [
+                    geometry.taskwise_bound_canonical(gaps[t], rho[t], train.rounds, smooth, g2) for t in range(tasks)
+                ],
+                "ft_loss_canonical": geometry.loss_forgetting_bound(tasks, beta_bar, train.rounds, smooth, g2),
+            },
+            "measured": {
+                "gradient_sq_mean": [float(np.mean(values)) for values in record["gradient_sq"]],
+                "loss_increase": increases,
+            },
+        }
+
+    def _projectors(self, task: int) -> dict[str, Projector]:
+        method = self._server.method
+        if task == 0 or not isinstance(method, FedProTIP):
+            return {}
+        made = method.projectors(self._server.network, self._server.knowledge, task)
+        return {layer.name: projector for layer, projector in made}
+
+    def _gradient(self, task: int) -> tuple[float, dict[str, Tensor], float]:
+        """(L^(t), ∇L^(t) by layer as (out, d), mean ‖∇ℓ‖² of batches) over the task's training data."""
+        server, network = self._server, self._server.network
+        layers = _layers(network)
+        parameters = dict(network.backbone.named_parameters())
+        wanted = {lay.parameter for lay in layers}
+        frozen = {name: p.requires_grad for name, p in parameters.items()}
+        for name in wanted:
+            parameters[name].requires_grad_(True)
+        network.eval()
+        device, size = next(network.parameters()).device, server.settings.train.batch
+        indices = np.concatenate([server.stream.client_samples(task, k) for k in server.stream.clients(task)])
+        total = {name: torch.zeros_like(parameters[name]) for name in wanted}
+        loss_sum, second, batches = 0.0, 0.0, 0
+        for start in range(0, len(indices), size):
+            images, labels = server.stream.train_batch(task, indices[start : start + size])
+            loss = server.method.loss(network, images.to(device), labels.to(device), task)
+            gradients = torch.autograd.grad(loss, [parameters[name] for name in total])
+            for name, gradient in zip(total, gradients, strict=True):
+                total[name] += gradient * (len(labels) / len(indices))
+            loss_sum += loss.item() * len(labels) / len(indices)
+            second += sum(gradient.double().square().sum().item() for gradient in gradients)
+            batches += 1
+        for name, flag in frozen.items():
+            parameters[name].requires_grad_(flag)
+        return loss_sum, {lay.name: lay.weight(total) for lay in layers}, second / batches
+
+    def _compare(self, gradient: dict[str, Tensor], first: bool) -> None:
+        """L from two iterates of one task in a row."""
+        network = self._server.network
+        weights = {name: p.detach() for name, p in network.backbone.named_parameters()}
+        point = {lay.name: lay.weight(weights).clone() for lay in _layers(network)}
+        if self._previous and not first:
+            moved = _distance(point, self._previous, "weight/")
+            turned = _distance(gradient, self._previous, "gradient/")
+            if moved > 0:
+                record = self._server.progress.geometry
+                record["smoothness"] = max(record["smoothness"], turned / moved)
+        self._previous = {f"weight/{name}": tensor.cpu() for name, tensor in point.items()}
+        self._previous |= {f"gradient/{name}": tensor.cpu().contiguous() for name, tensor in gradient.items()}
+
+    def _steps(self, task: int) -> int:
+        """S_t: the local steps of the largest client in one round."""
+        train, stream = self._server.settings.train, self._server.stream
+        if train.steps:
+            return train.steps
+        largest = max(len(stream.client_samples(task, client)) for client in stream.clients(task))
+        return train.epochs * -(-largest // train.batch)
+
+
+def _layers(network: Network) -> list[Layer]:
+    return [layer for group in find_layers(network.backbone, False).values() for layer in group]
+
+
+def _distance(now: dict[str, Tensor], before: Tensors, prefix: str) -> float:
+    squares = [(tensor.cpu().double() - before[prefix + name].double()).square().sum() for name, tensor in now.items()]
+    return float(torch.stack(squares).sum().sqrt())

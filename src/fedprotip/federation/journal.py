@@ -1,0 +1,83 @@
+"""What a run writes down as it goes: events, the ledger of all messages, seconds, checkpoints."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedprotip.federation.server import Progress, Server
+from fedprotip.files import ClientStore, Tensors
+from fedprotip.messages import Message
+from fedprotip.runs import RunFolder
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+class Journal:
+    """Keeps the records of one run. Lines are written together with each checkpoint."""
+
+    def __init__(self, folder: RunFolder, store: ClientStore, observers: list[Observer]) -> None:
+        self._folder, self._store, self._observers = folder, store, observers
+        self._lines: dict[str, list[dict[str, Any]]] = {"events.jsonl": [], "ledger.jsonl": []}
+
+    def event(self, name: str, **fields: Any) -> None:
+        record = {"event": name, **fields}
+        self._lines["events.jsonl"].append(record)
+        for observer in self._observers:
+            observer(record)
+
+    def message(
+        self,
+        progress: Progress,
+        direction: str,
+        client: int,
+        task: int,
+        round_: int | None,
+        message: Message,
+        rejected: str = "",
+    ) -> None:
+        """Enter one message into the ledger; totals count everything that was sent, used or not."""
+        size = message.nbytes
+        totals = progress.bytes[direction]
+        totals[message.kind] = totals.get(message.kind, 0) + size
+        self._lines["ledger.jsonl"].append(
+            {
+                "task": task,
+                "round": round_,
+                "client": client,
+                "direction": direction,
+                "kind": message.kind,
+                "bytes": size,
+                "status": "rejected" if rejected else "ok",
+                "reason": rejected,
+            }
+        )
+
+    def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
+        """A client was left out: say so and count it."""
+        progress.failures[reason] = progress.failures.get(reason, 0) + 1
+        self.event("failure", task=task, round=round_, client=client, reason=reason)
+
+    @contextmanager
+    def phase(self, progress: Progress, name: str) -> Iterator[None]:
+        """Add the seconds inside to progress.seconds[name]."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            progress.seconds[name] += time.perf_counter() - start
+
+    def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:
+        server.progress.peak_rss_mb = max(server.progress.peak_rss_mb, peak_rss_mb())
+        for log, lines in self._lines.items():
+            self._folder.append(log, lines)
+            lines.clear()
+        self._folder.checkpoint(server.state(), server.tensors() | extra, self._store)
+
+
+def peak_rss_mb() -> float:
+    """Largest resident memory of this process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

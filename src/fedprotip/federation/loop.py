@@ -1,0 +1,153 @@
+"""Algorithm 1 of the paper: FedProTIP's training procedure, and that of every other method.
+
+    for every task t:
+        for every round e:      clients train from W^(t,e−1), projected (Eq. 4–5); the server averages (Eq. 6)
+        at the end of the task: clients send bases (Eq. 7–9), the server merges them (Eq. 10),
+                                clients send references against the merged bases (Eq. 11)
+
+What differs between methods hides behind the hooks of `methods/base.py`; where clients run, behind the
+engine. A run continues from wherever `server.progress` stands.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+
+from fedprotip.errors import RunError
+from fedprotip.evaluation.evaluate import evaluate
+from fedprotip.federation.average import Average
+from fedprotip.federation.geometry import Probe
+from fedprotip.federation.journal import Journal
+from fedprotip.federation.local import LocalEngine, Reply
+from fedprotip.federation.server import Server
+from fedprotip.messages import BadMessage, Message
+
+PATIENCE = 3
+"""Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""
+
+
+def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Probe | None = None) -> None:
+    """Train all tasks that are left, evaluate after each, and leave a checkpoint after every round."""
+    progress, settings = server.progress, server.settings
+    for task in range(progress.task, len(server.stream.tasks)):
+        server.begin_task(task)
+        engine.begin_task(task, server.knowledge)
+        active = server.stream.clients(task)
+        present = engine.present(active)
+        before = dict(progress.seconds)
+        if absent := sorted(set(active) - set(present)):
+            journal.event("absent", task=task, clients=absent, reason="no data of this task")
+
+        for round_ in range(progress.round, settings.train.rounds):
+            with journal.phase(progress, "train"):
+                if probe:
+                    probe.measure(task, round_)
+                train_round(server, engine, journal, present, task, round_)
+            progress.round = round_ + 1
+            if progress.round % settings.run.checkpoint == 0:
+                journal.checkpoint(server, probe.tensors() if probe else {})
+
+        with journal.phase(progress, "task_end"):
+            finish_task(server, engine, journal, present, active, task)
+        with journal.phase(progress, "evaluate"):
+            if probe:
+                probe.finish_task(task)
+            evaluation = evaluate(server.network, server.stream, server.method.router(server.knowledge), task, settings)
+            evaluation.enter(progress.matrix, progress.routing)
+        seconds = {phase: progress.seconds[phase] - before[phase] for phase in before}
+        ranks, dims = server.method.ranks(server.knowledge)
+        journal.event("task", task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims)
+        progress.task, progress.round = task + 1, 0
+        journal.checkpoint(server, probe.tensors() if probe else {})
+
+
+def train_round(
+    server: Server, engine: LocalEngine, journal: Journal, present: list[int], task: int, round_: int
+) -> None:
+    """One global round: W^(t,e) ← Σ p_k W_k^(t,e,S)."""
+    started, losses = perf_counter(), []
+    average, specs = Average(), server.expected(task)
+    parcel = logged(server, journal, task, round_, lambda client: server.parcel(client, task))
+    replies = engine.train(server.choose(present, task, round_), round_, parcel)
+    for _, update in valid(replies, server, journal, task, round_, lambda message: message.check("model", specs)):
+        average.add(update.tensors, server.weight(update))  # Eq. 6
+        losses.append(update.meta["loss"])
+    if average:
+        server.apply(average, task)
+    server.progress.barren = 0 if average else server.progress.barren + 1
+    loss = sum(losses) / len(losses) if losses else None
+    journal.event(
+        "round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started
+    )
+    if server.progress.barren >= PATIENCE:
+        raise RunError(
+            f"No client delivered a usable update in {PATIENCE} rounds; the last reason: "
+            f"{list(server.progress.failures)[-1] if server.progress.failures else 'no client has data'}. "
+            "Mend that (a smaller train.lr if values are not finite), then resume."
+        )
+
+
+def finish_task(
+    server: Server, engine: LocalEngine, journal: Journal, present: list[int], active: list[int], task: int
+) -> None:
+    """Task end: for FedProTIP extract → merge → broadcast → refer; nothing for FedAvg."""
+    method, digested = server.method, list[Message]()
+    reached: dict[int, int] = {}  # client → digested messages it has received, with the task's final model
+
+    def parcel(client: int) -> list[Message]:
+        model = [] if client in reached else server.parcel(client, task)
+        news = digested[reached.get(client, 0) :]
+        reached[client] = len(digested)
+        return [*model, *news]
+
+    def check(message: Message) -> None:
+        method.validate(message, server.network, server.knowledge, task)
+
+    for exchange in method.task_end:
+        clients = active if exchange.everyone else present
+        replies = engine.summarise(clients, exchange.kind, logged(server, journal, task, None, parcel))
+        checked = valid(replies, server, journal, task, None, check)
+        result = method.digest(exchange.kind, checked, server.network, server.knowledge, task)
+        if result is not None:
+            method.receive(server.knowledge, result, task)
+            digested.append(result)
+    for client, received in reached.items():
+        if received == len(digested):
+            server.progress.holds[str(client)] = task
+
+
+Parcel = Callable[[int], list[Message]]
+
+
+def logged(server: Server, journal: Journal, task: int, round_: int | None, parcel: Parcel) -> Parcel:
+    """The same parcels, entered into the ledger as they go out."""
+
+    def send(client: int) -> list[Message]:
+        messages = parcel(client)
+        for message in messages:
+            journal.message(server.progress, "down", client, task, round_, message)
+        return messages
+
+    return send
+
+
+def valid(
+    replies: Iterable[Reply],
+    server: Server,
+    journal: Journal,
+    task: int,
+    round_: int | None,
+    check: Callable[[Message], object],
+) -> Iterator[tuple[int, Message]]:
+    """The replies that can be used, one at a time; the others are left out, reported and counted."""
+    for reply in replies:
+        reason = reply.error
+        if reply.message is not None:
+            try:
+                check(reply.message)
+            except BadMessage as error:
+                reason = str(error)
+            journal.message(server.progress, "up", reply.client, task, round_, reply.message, rejected=reason)
+        if reason or reply.message is None:
+            journal.failure(server.progress, reply.client, task, round_, reason)
+        else:
+            yield reply.client, reply.message

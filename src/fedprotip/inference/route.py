@@ -1,0 +1,75 @@
+"""Which task does a feature belong to? Section 4.4: relevance, references, cosine, vote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def reference(moment: Tensor, samples: int, basis: Tensor) -> float:
+    """Eq. 11: ω^(τ,t), the root mean square of ‖U_t U_tᵀ a‖ over a client's features of task τ.
+
+    Args:
+        moment: Σ a aᵀ over its features (d, d); samples: their number n; basis: U_L^(t) (d, r).
+
+    No feature is needed: ‖UUᵀA‖² = tr(UᵀAAᵀU). Divided by n, a group of 3 and one of 64 are comparable.
+    """
+    basis = basis.double()
+    return ((basis * (moment.double() @ basis)).sum().clamp_min(0) / samples).sqrt().item()
+
+
+def energies(features: Tensor, bases: Sequence[Tensor]) -> Tensor:
+    """‖U_t U_tᵀ a‖² of every feature (n, d) for every task's routing basis: (n, T)."""
+    sizes = [basis.shape[1] for basis in bases]
+    coordinates = (features @ torch.cat(list(bases), dim=1).to(features)).square()
+    return torch.stack([part.sum(1) for part in coordinates.split(sizes, dim=1)], dim=1)
+
+
+def relevance(energy: Tensor) -> Tensor:
+    """ω̂ of a group from the energies (n, T) of its members: root mean square, (T,). One sample: n = 1."""
+    return energy.mean(0).sqrt()
+
+
+def fill_missing(references: Tensor, counts: Tensor) -> Tensor:
+    """References (K, T, T) without gaps (NaN).
+
+    A client that never saw task τ, or left before task t came, borrows ω^(τ,t) from those that have it: the
+    root of their mean square, weighted by samples. An entry nobody has is 0, as for later subspaces, which
+    are built outside the features of earlier tasks.
+
+    Args:
+        counts: samples of each client and task (K, T), 0 where it has none.
+    """
+    known = ~references.isnan()
+    weights = counts[:, :, None] * known
+    squares = torch.where(known, references, 0.0).square()
+    pooled = ((squares * weights).sum(0) / weights.sum(0).clamp_min(1)).sqrt()
+    return torch.where(known, references, pooled)
+
+
+@dataclass(frozen=True)
+class CosineRouter:
+    """Eq. 12 and the vote: every client votes for its most similar reference, the majority decides."""
+
+    bases: Sequence[Tensor]  # U_L^(t) of every task, (d, r_t)
+    references: Tensor  # ω_k^(τ), (K, T, T), without gaps
+
+    def energies(self, features: Tensor) -> Tensor:
+        return energies(features, self.bases)
+
+    def scores(self, relevance: Tensor) -> Tensor:
+        """Share of the votes of each task, (g, T), for relevance vectors (g, T).
+
+        Ties go to the higher mean similarity: it is added with a weight below half a vote.
+        """
+        unit = torch.nn.functional.normalize(self.references.to(relevance), dim=2)
+        query = torch.nn.functional.normalize(relevance, dim=1)
+        similarity = torch.einsum("gt,kst->gks", query, unit)  # Eq. 12, (g, K, T)
+        votes = torch.nn.functional.one_hot(similarity.argmax(2), similarity.shape[2]).to(relevance)
+        return votes.mean(1) + similarity.mean(1) / (4 * len(self.references))
+
+    def route(self, relevance: Tensor) -> Tensor:
+        """The predicted task (g,) for relevance vectors (g, T)."""
+        chunks = relevance.split(max(1, 2**22 // self.references[:, 0].numel()))
+        return torch.cat([self.scores(chunk).argmax(1) for chunk in chunks])

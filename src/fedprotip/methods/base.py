@@ -1,0 +1,157 @@
+"""What a method can decide. The defaults are FedAvg; a method overrides the few hooks it needs.
+
+    @register
+    class Mine(Method):
+        name = "mine"
+
+        class Options(MethodSettings):
+            name: str = "mine"
+            strength: float = Field(1.0, gt=0, description="Weight of the extra term.")
+
+        def loss(self, network, images, labels, task):
+            return super().loss(network, images, labels, task) + ...
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedprotip.errors import UsageError
+from fedprotip.files import ClientStore
+from fedprotip.inference.route import CosineRouter
+from fedprotip.messages import Message
+from fedprotip.models import Network
+from fedprotip.seeds import numpy_stream
+from fedprotip.settings import MethodSettings, Settings, declare
+from fedprotip.stream import Stream
+
+Knowledge = dict[str, Tensor]
+"""What is known about past tasks, as tensors named FILE/…: saved as FILE.safetensors, broadcast to clients."""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One client at the end of one task: what its summaries can be made of."""
+
+    client: int
+    task: int
+    network: Network
+    knowledge: Knowledge
+    stream: Stream
+    store: ClientStore
+    seed: int
+
+    def batches(self, images: int, batch: int) -> Iterator[Tensor]:
+        """Up to `images` randomly chosen training images of this client, in batches."""
+        samples = self.stream.client_samples(self.task, self.client)
+        rng = numpy_stream(self.seed, "summary", self.task, self.client)
+        chosen = np.sort(rng.permutation(samples)[:images])
+        device = next(self.network.parameters()).device
+        for start in range(0, len(chosen), batch):
+            yield self.stream.train_batch(self.task, chosen[start : start + batch])[0].to(device)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange at the end of a task: every client sends a message, the server digests them all."""
+
+    kind: str
+    everyone: bool = False
+    """Ask every active client; else only those that have data of the task."""
+
+
+class Constraint(Protocol):
+    """Runs around every optimiser step of a client; where projection lives."""
+
+    def before_step(self) -> None: ...
+
+    def after_step(self) -> None: ...
+
+
+class Method:
+    """Hooks of a method; every one has FedAvg's behaviour here."""
+
+    name: ClassVar[str] = ""
+    scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
+    routes: ClassVar[bool] = False
+    """Whether it predicts the task of a sample (modes single and batch64)."""
+    task_end: ClassVar[tuple["Exchange", ...]] = ()
+    """What clients send at the end of a task, in this order."""
+    Options: ClassVar[type[MethodSettings]] = MethodSettings
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.check()
+
+    def check(self) -> None:
+        """Refuse settings this method cannot run with, before any work."""
+        if self.settings.stream.scenario not in self.scenarios:
+            raise UsageError(
+                f"stream.scenario = {self.settings.stream.scenario!r} is not possible with method.name = "
+                f"{self.name!r}; it supports: {', '.join(self.scenarios)}."
+            )
+
+    # Both sides
+
+    def trainable(self, network: Network, knowledge: Knowledge, task: int) -> set[str]:
+        """Names of the parameters that move during a task: the backbone and the task's own head."""
+        own = f"heads.{network.head_of(task)}."
+        return {name for name, _ in network.named_parameters() if name.startswith(("backbone.", own))}
+
+    def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
+        """Add what the server broadcasts at the end of a task to one's knowledge, in place."""
+
+    # Client
+
+    def loss(self, network: Network, images: Tensor, labels: Tensor, task: int) -> Tensor:
+        """Cross-entropy over the current head only: old heads get no negative gradient."""
+        logits = network.logits(network.backbone(images), task)
+        return F.cross_entropy(logits, network.targets(labels, task))
+
+    def constraint(self, network: Network, knowledge: Knowledge, task: int) -> Constraint | None:
+        """What keeps a client's steps within bounds during one round."""
+        return None
+
+    def summarise(self, kind: str, local: ClientTask) -> Message:
+        """A client's message of this kind at the end of a task."""
+        raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not make it")
+
+    # Server
+
+    def aggregate(self, network: Network, average: dict[str, Tensor], knowledge: Knowledge, task: int) -> None:
+        """Turn the clients' average into the next global model; `network` still holds the one before."""
+
+    def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
+        """Raise BadMessage when a client's message at the end of a task must not be used."""
+
+    def digest(
+        self, kind: str, replies: Iterable[tuple[int, Message]], network: Network, knowledge: Knowledge, task: int
+    ) -> Message | None:
+        """Merge the clients' messages (valid, in client order) into what all clients receive; None: nothing."""
+        raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not digest it")
+
+    def router(self, knowledge: Knowledge) -> CosineRouter | None:
+        """How the task of a sample is predicted; None for methods without routing."""
+        return None
+
+    def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
+        """For the report: (layer → rank so far, layer → d)."""
+        return {}, {}
+
+
+_methods: dict[str, type[Method]] = {}
+
+
+def register(cls: type[Method]) -> type[Method]:
+    """Make a method available as `method.name = NAME`, with its own settings."""
+    _methods[cls.name] = cls
+    declare("method.name", cls.name, cls.Options)
+    return cls
+
+
+def create_method(settings: Settings) -> Method:
+    return _methods[settings.method.name](settings)

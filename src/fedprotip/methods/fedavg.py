@@ -1,0 +1,16 @@
+"""FedAvg on a stream of tasks: the current head's cross-entropy, old heads frozen, nothing else."""
+
+from pydantic import Field
+
+from fedprotip.methods.base import Method, register
+from fedprotip.settings import MethodSettings
+
+
+class FedAvgOptions(MethodSettings):
+    name: str = Field("fedavg", description="Method; its own settings follow.")
+
+
+@register
+class FedAvg(Method):
+    name = "fedavg"
+    Options = FedAvgOptions

@@ -1,0 +1,33 @@
+"""GPM, the centralised ancestor: one client that holds all data. The regression check of FedProTIP."""
+
+from pydantic import Field
+
+from fedprotip.errors import UsageError
+from fedprotip.methods.base import Exchange, register
+from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions
+from fedprotip.subspace.basis import RankRule
+
+
+class GPMOptions(FedProTIPOptions):
+    name: str = Field("gpm", description="Method; its own settings follow.")
+    threshold: float = Field(0.97, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
+    increment: float = Field(0.003, ge=0, lt=1, description="Added to ε with every task.")
+    rank_rule: RankRule = Field("energy", description="GPM's own rule is energy: squares, of the total.")
+    images: int = Field(125, ge=1, description="Images that activations are taken from.")
+
+
+@register
+class GPM(FedProTIP):
+    name = "gpm"
+    routes = False
+    task_end = (Exchange("basis"),)
+    Options = GPMOptions
+
+    def check(self) -> None:
+        super().check()
+        clients = self.settings.clients
+        if clients.count != 1 or clients.roster:
+            raise UsageError(
+                f"clients.count = {clients.count} is not possible with method.name = 'gpm', which is centralised; "
+                "the nearest valid value is 1."
+            )

@@ -1,0 +1,75 @@
+"""A backbone and its output heads: one per task, or one shared by all domains."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedprotip.seeds import ambient_stream
+from fedprotip.settings import ModelSettings, Settings, declare
+
+Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
+_builders: dict[str, Builder] = {}
+
+
+def register(name: str) -> Callable[[Builder], Builder]:
+    """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, …) → (n, d)."""
+
+    def add(builder: Builder) -> Builder:
+        _builders[name] = builder
+        declare("model.name", name, builder)
+        return builder
+
+    return add
+
+
+class Network(nn.Module):
+    """Images → features (backbone) → logits (heads). The feature a_L is what heads and routing see."""
+
+    def __init__(self, backbone: nn.Module, features: int, shared_head: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.features = features
+        self.shared_head = shared_head
+        self.heads = nn.ModuleList()
+        self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
+
+    def add_head(self, labels: Sequence[int], seed: int, task: int) -> None:
+        """Grow by the head of a new task; a shared head is made once."""
+        if self.shared_head and self.heads:
+            return
+        with ambient_stream(seed, "head", task):
+            self.heads.append(nn.Linear(self.features, len(labels)))
+        self.heads.to(next(self.backbone.parameters()).device)
+        self.labels.append(tuple(labels))
+
+    def head_of(self, task: int) -> int:
+        """Index of the head that answers for a task."""
+        return 0 if self.shared_head else task
+
+    def logits(self, features: Tensor, task: int) -> Tensor:
+        return self.heads[self.head_of(task)](features)
+
+    def targets(self, labels: Tensor, task: int) -> Tensor:
+        """Global labels (n,) as outputs of the task's head."""
+        places = {label: place for place, label in enumerate(self.labels[self.head_of(task)])}
+        return torch.tensor([places[int(label)] for label in labels], device=labels.device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of all heads, one after another (n, ΣC_t)."""
+        features = self.backbone(images)
+        return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def build_network(settings: Settings, image_shape: tuple[int, int, int], routes: bool) -> Network:
+    """The network of a run, without heads, with seeded weights. `routes`: the method predicts the task."""
+    with ambient_stream(settings.run.seed, "init"):
+        backbone = _builders[settings.model.name](settings.model, image_shape)
+    backbone.eval()
+    with torch.no_grad():
+        features = backbone(torch.zeros(1, *image_shape)).shape[1]
+    shared = settings.model.head == "shared" or (
+        settings.model.head == "auto" and settings.stream.scenario == "domain" and not routes
+    )
+    return Network(backbone, features, shared)
+

@@ -1,0 +1,33 @@
+"""Small backbones for small images: a multilayer perceptron and a plain convolutional network."""
+
+from torch import nn
+
+from fedprotip.models.heads import register
+from fedprotip.settings import ModelSettings
+
+
+@register("mlp")
+def mlp(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
+    """`depth` hidden layers of `width` units with ReLU; the last one is the feature."""
+    channels, height, width = image_shape
+    layers: list[nn.Module] = [nn.Flatten()]
+    size = channels * height * width
+    for _ in range(settings.depth):
+        layers += [nn.Linear(size, settings.width), nn.ReLU()]
+        size = settings.width
+    return nn.Sequential(*layers)
+
+
+@register("small_cnn")
+def small_cnn(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
+    """`depth` stages of 3×3 convolution, batch norm, ReLU and pooling; the mean over positions is the feature."""
+    layers: list[nn.Module] = []
+    size, side = image_shape[0], min(image_shape[1:])
+    for stage in range(settings.depth):
+        channels = max(settings.width >> (settings.depth - 1 - stage), 1)
+        layers += [nn.Conv2d(size, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        if side >= 4:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+        size = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

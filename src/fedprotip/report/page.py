@@ -1,0 +1,141 @@
+"""One HTML page for a run, one for a comparison; both carry everything they show.
+
+fedprotip report DIR
+fedprotip compare DIR DIR … --out OUT
+"""
+
+import base64
+import os
+import struct
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedprotip.errors import UsageError
+from fedprotip.report import style, tables
+from fedprotip.report.comparison import (
+    common_facts,
+    comparison_reading,
+    comparison_sections,
+    mode_meanings,
+    remarks,
+)
+from fedprotip.report.files import write_atomic
+from fedprotip.report.rundata import RunData
+from fedprotip.report.sections import Picture, Section, headline_rows, run_sections
+from fedprotip.report.text import SCENARIOS, method_name, plural, reading
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html`, `tables/` and `plots/` into a run folder; returns the page's path."""
+    run = RunData.load(folder)
+    for table in tables.all_tables(run):
+        tables.write_csv(table, folder / "tables" / f"{table.name}.csv")
+    summary = run.summary
+    data = run.setting("data.name", "")
+    page = _render(
+        "page.html.j2",
+        title=method_name(summary.method) + (f" on {data}" if data else ""),
+        reading=reading(run),
+        facts=[
+            SCENARIOS.get(summary.scenario, summary.scenario),
+            plural(summary.tasks, "task"),
+            plural(summary.clients, "client"),
+            f"seed {summary.seed}",
+        ],
+        finished=run.finished,
+        headline=headline_rows(run),
+        sections=_embedded(run_sections(run), folder / "plots"),
+        settings=run.settings_text,
+        versions=run.manifest.versions
+        | {name: str(v) for name in ("seed", "threads") if (v := getattr(run.manifest, name)) is not None},
+    )
+    return write_atomic(folder / "report.html", page)
+
+
+def write_comparison(folders: list[Path], out: Path) -> Path:
+    """Write `report.html`, `comparison.csv` and `plots/` into `out`; returns the page's path.
+
+    A run without a report of its own gets one, so that no link of the page is dead.
+    """
+    if (out / "manifest.json").exists():
+        raise UsageError(f"{out} is a run folder; its own report would be lost. Choose another folder.")
+    groups = _groups(folders)
+    for run in (run for group in groups for run in group.runs):
+        if not (run.folder / "report.html").exists():
+            write_report(run.folder)
+    tables.write_csv(tables.comparison(groups), out / "comparison.csv")
+    runs = [run for group in groups for run in group.runs]
+    page = _render(
+        "comparison.html.j2",
+        title=" · ".join(dict.fromkeys(method_name(group.method) for group in groups)),
+        reading=comparison_reading(groups),
+        facts=[*common_facts(runs), plural(len(runs), "run")],
+        modes=mode_meanings(groups),
+        remarks=remarks(groups),
+        sections=_embedded(comparison_sections(groups), out / "plots"),
+        links=[
+            {
+                "label": group.label,
+                "seed": run.summary.seed,
+                "href": _relative(run.folder / "report.html", out),
+            }
+            for group in groups
+            for run in group.runs
+        ],
+    )
+    return write_atomic(out / "report.html", page)
+
+
+def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
+    """One plain row per method (and settings): label, n, seeds, mean and std of everything."""
+    return [group.as_row() for group in _groups(folders)]
+
+
+def _groups(folders: list[Path]) -> list[tables.Group]:
+    distinct = {folder.resolve(): folder for folder in folders}  # the same folder twice is one run
+    if not distinct:
+        raise UsageError("There is nothing to compare: name at least one run folder.")
+    return tables.aggregate([RunData.load(folder) for folder in distinct.values()])
+
+
+def _embedded(sections: list[Section], folder: Path) -> list[dict[str, Any]]:
+    """Sections for the template; each picture also becomes a PNG file in `folder`."""
+    return [
+        {
+            "title": section.title,
+            "intro": section.intro,
+            "grids": section.grids,
+            "pictures": [_embed(picture, folder) for picture in section.pictures],
+        }
+        for section in sections
+    ]
+
+
+def _embed(picture: Picture, folder: Path) -> dict[str, Any]:
+    image = style.png(picture.figure)
+    write_atomic(folder / f"{picture.name}.png", image)
+    width, height = struct.unpack(">II", image[16:24])  # the header chunk of every PNG
+    return {
+        "alt": picture.alt,
+        "data": base64.b64encode(image).decode("ascii"),
+        "width": round(width * 96 / style.DPI),
+        "height": round(height * 96 / style.DPI),
+    }
+
+
+def _relative(path: Path, base: Path) -> str:
+    return quote(Path(os.path.relpath(path.resolve(), base.resolve())).as_posix())
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,256 @@
+"""Plots of one run; every function returns a matplotlib Figure."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedprotip.report import style
+from fedprotip.report.rundata import MODES, Geometry, Number, RunData
+from fedprotip.report.text import PHASES, byte_unit, number, second_unit
+
+MOST_LINES = 8  # layers that still can be told apart as lines
+
+
+@style.styled
+def accuracy_over_tasks(run: RunData) -> Figure:
+    """Average accuracy over the tasks seen so far (the paper's Fig. 3)."""
+    figure, (axes,) = style.new_figure()
+    modes = [mode for mode in run.summary.modes if mode in run.summary.matrix]
+    for mode in modes:
+        curve = style.as_floats(run.summary.curve(mode))
+        axes.plot(
+            range(1, len(curve) + 1),
+            curve,
+            label=mode,
+            color=style.MODE_COLOURS[mode],
+            marker=style.MODE_MARKERS[mode],
+        )
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("average accuracy (%)")
+    style.task_axis(axes, run.summary.tasks, "tasks learned")
+    axes.grid(axis="y")
+    style.legend_above(axes, len(modes))
+    return figure
+
+
+@style.styled
+def accuracy_matrix(run: RunData, mode: str) -> Figure:
+    """Accuracy on each task (columns) after each task (rows)."""
+    rows = run.summary.matrix[mode]
+    values = np.full((len(rows), len(rows)), np.nan)
+    for i, row in enumerate(rows):
+        values[i, : i + 1] = style.as_floats(row[: i + 1])
+    figure, axes = _square(len(rows))
+    style.heatmap(figure, axes, values, (0, 100), lambda value: f"{value:.0f}")
+    style.cell_ticks(axes.xaxis, len(values))
+    style.cell_ticks(axes.yaxis, len(values))
+    axes.set_title(f"{mode}: accuracy (%)")
+    axes.set_xlabel("on task")
+    axes.set_ylabel("after task")
+    return figure
+
+
+@style.styled
+def routing_confusion(run: RunData, mode: str) -> Figure:
+    """Where the samples of each task (rows) were sent (columns), in % of the row."""
+    counts = np.array(run.summary.confusion[mode], dtype=float)
+    totals = counts.sum(axis=1, keepdims=True)
+    values = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+    figure, axes = _square(len(counts))
+    style.heatmap(figure, axes, values, (0, 100), lambda value: f"{value:.0f}" if value >= 0.5 else "")
+    style.cell_ticks(axes.xaxis, len(values))
+    style.cell_ticks(axes.yaxis, len(values))
+    axes.set_title(f"{mode}: decisions (% of row)")
+    axes.set_xlabel("predicted task")
+    axes.set_ylabel("true task")
+    return figure
+
+
+@style.styled
+def routing_by_task(run: RunData) -> Figure:
+    """Share of right routing decisions for each task; the dotted line is guessing."""
+    modes = [mode for mode in MODES if run.summary.by_task(mode)]
+    figure, (axes,) = style.new_figure(2.8)
+    width, tasks = 0.8 / len(modes), len(run.summary.by_task(modes[0]))
+    for index, mode in enumerate(modes):
+        values = 100 * style.as_floats(run.summary.by_task(mode))
+        places = np.arange(1, len(values) + 1) + (index - (len(modes) - 1) / 2) * width
+        axes.bar(places, values, 0.92 * width, label=mode, color=style.MODE_COLOURS[mode])
+    axes.axhline(100 / tasks, color="#333333", linestyle=":", linewidth=1.2, label="guessing")
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("right decisions (%)")
+    style.task_axis(axes, tasks)
+    axes.grid(axis="y")
+    style.legend_above(axes, len(modes) + 1)
+    return figure
+
+
+@style.styled
+def ranks(run: RunData) -> Figure:
+    """Protected share R/d of each layer's input space; lines for few layers, a heatmap for many."""
+    events = [event for event in run.tasks if event.ranks]
+    layers = list(dict.fromkeys(layer for event in events for layer in event.ranks))
+    rank = np.array([style.as_floats([event.ranks.get(layer) for event in events]) for layer in layers])
+    dims = np.array(
+        [next(e.dims[layer] for e in events if layer in e.ranks) for layer in layers], dtype=float
+    )
+    share = 100 * rank / dims[:, None]
+    names = [f"{layer} ({rank[i, -1]:.0f} of {dims[i]:.0f})" for i, layer in enumerate(layers)]
+    if len(layers) > MOST_LINES:
+        return _rank_heatmap(share, rank, names)
+    figure, (axes,) = style.new_figure(3.0 + 0.11 * len(layers))
+    for i, name in enumerate(names):
+        axes.plot([event.task + 1 for event in events], share[i], label=name, **style.series(i))
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("protected share R/d (%)")
+    style.task_axis(axes, run.summary.tasks, "tasks learned")
+    axes.grid(axis="y")
+    style.legend_above(axes, 2 if max(map(len, names)) < 24 else 1)
+    return figure
+
+
+@style.styled
+def traffic(run: RunData) -> Figure:
+    """Bytes of each task over all clients, stacked by kind: above to the server, below to the clients."""
+    tasks = 1 + max(task for task, _, _ in run.traffic)
+    kinds = sorted({kind for _, _, kind in run.traffic}, key=lambda kind: (kind != "model", kind))
+    spare = [colour for colour in style.PALETTE if colour not in style.KIND_COLOURS.values()]
+    others = [kind for kind in kinds if kind not in style.KIND_COLOURS]
+    colours = style.KIND_COLOURS | {kind: spare[i % len(spare)] for i, kind in enumerate(others)}
+    sums = {
+        direction: [sum(run.traffic.get((t, direction, kind), 0) for kind in kinds) for t in range(tasks)]
+        for direction in ("up", "down")
+    }
+    divisor, unit = byte_unit(max(map(max, sums.values())))
+    figure, panels = style.new_figure(4.6, rows=2)
+    for axes, direction, words in zip(panels, sums, ("clients → server", "server → clients"), strict=True):
+        below = np.zeros(tasks)
+        for kind in kinds:
+            height = np.array([run.traffic.get((t, direction, kind), 0) for t in range(tasks)]) / divisor
+            axes.bar(range(1, tasks + 1), height, 0.7, below, label=kind, color=colours[kind])
+            below += height
+        axes.set_ylabel(f"{words} ({unit})")
+        axes.grid(axis="y")
+    style.task_axis(panels[-1], tasks)
+    style.legend_above(panels[0], min(len(kinds), 4))
+    figure.align_ylabels()
+    return figure
+
+
+@style.styled
+def seconds(run: RunData) -> Figure:
+    """Wall-clock time of each task, stacked by phase."""
+    events = [event for event in run.tasks if event.seconds]
+    divisor, unit = second_unit(max(sum(event.seconds.values()) for event in events))
+    figure, (axes,) = style.new_figure(2.8)
+    places, below = [event.task + 1 for event in events], np.zeros(len(events))
+    for phase, words in PHASES.items():
+        height = np.array([event.seconds.get(phase, 0.0) for event in events]) / divisor
+        axes.bar(places, height, 0.7, below, label=words, color=style.PHASE_COLOURS[phase])
+        below += height
+    axes.set_ylabel(f"time ({unit})")
+    style.task_axis(axes, max(places))
+    axes.grid(axis="y")
+    style.legend_above(axes, len(PHASES))
+    return figure
+
+
+@style.styled
+def geometry_rho(geometry: Geometry) -> Figure:
+    """ρ̂ of each task: the share of the gradient that projection leaves (Fig. 2a)."""
+    figure, (axes,) = style.new_figure(2.9)
+    lines = (
+        ("mean over rounds", geometry.rho_mean, "#0072B2", "o"),
+        ("minimum", geometry.rho, "#D55E00", "v"),
+    )
+    for label, values, colour, marker in lines:
+        places = range(1, len(values) + 1)
+        axes.plot(places, style.as_floats(values), label=label, color=colour, marker=marker)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel(r"$\hat{\rho}_t$")
+    style.task_axis(axes, len(geometry.rho))
+    axes.grid(axis="y")
+    style.legend_above(axes, 2)
+    return figure
+
+
+@style.styled
+def geometry_beta(geometry: Geometry) -> Figure:
+    """β̂ between every new task (rows) and every old one (columns) (Fig. 2b)."""
+    size = len(geometry.beta)
+    values = np.full((size, size), np.nan)
+    for t, row in enumerate(geometry.beta):
+        values[t, : len(row)] = style.as_floats(row)
+    values = values[1:, :-1]  # the first task has no old task, the last is no old task
+    top = float(np.nanmax(values, initial=0.0)) or 1.0
+    figure, axes = _square(size - 1)
+    style.heatmap(figure, axes, values, (min(0.0, float(np.nanmin(values, initial=0.0))), top), _short)
+    style.cell_ticks(axes.xaxis, size - 1)
+    style.cell_ticks(axes.yaxis, size - 1, first=2)
+    axes.set_title(r"interference $\hat{\beta}_{\tau \to t}$")
+    axes.set_xlabel(r"old task $\tau$")
+    axes.set_ylabel("while learning task $t$")
+    return figure
+
+
+@style.styled
+def geometry_bounds(geometry: Geometry) -> Figure:
+    """What was measured beside the bounds of the two theorems, on a logarithmic axis."""
+    measured, bounds = geometry.measured, geometry.bounds
+    taskwise = [("Eq. 13", bounds.taskwise), ("Eq. 15", bounds.taskwise_canonical)]
+    panels = [
+        ("squared gradient", measured.gradient_sq_mean, taskwise),
+        ("loss increase", measured.loss_increase, [("Eq. 14", bounds.forgetting)]),
+    ]
+    panels = [panel for panel in panels if panel[1]]  # a first task has nothing to forget
+    figure, all_axes = style.new_figure(0.5 + 2.2 * len(panels), rows=len(panels))
+    for axes, (name, values, limits) in zip(all_axes, panels, strict=True):
+        _measured_and_bounds(axes, values, limits)
+        axes.set_ylabel(name)
+        style.legend_above(axes, 3)
+        axes.grid(axis="y")
+    style.task_axis(all_axes[-1], len(geometry.rho))
+    figure.align_ylabels()
+    return figure
+
+
+def _measured_and_bounds(axes: Axes, measured: list[Number], bounds: list[tuple[str, list[Number]]]) -> None:
+    everything = np.abs(style.as_floats([*measured, *(value for _, values in bounds for value in values)]))
+    known = everything[np.isfinite(everything) & (everything > 0)]
+    if known.size:  # linear around zero: a loss that did not rise has no logarithm and must be seen
+        axes.set_yscale("symlog", linthresh=max(float(known.min()), float(known.max()) * 1e-8))
+    axes.plot(range(1, len(measured) + 1), style.as_floats(measured), "o", label="measured", color="#0072B2")
+    for (name, values), colour, marker in zip(bounds, ("#D55E00", "#E69F00"), ("_", "x"), strict=False):
+        axes.plot(
+            range(1, len(values) + 1),
+            style.as_floats(values),
+            marker,
+            label=f"bound {name}",
+            color=colour,
+            markersize=8,
+            markeredgewidth=2,
+        )
+
+
+def _square(cells: int) -> tuple[Figure, Axes]:
+    crowded = cells > style.MOST_NUMBERS
+    side = style.WIDTH if crowded else max(style.WIDTH - 0.9, 0.42 * cells + 0.9)
+    figure, (axes,) = style.new_figure(0.86 * side, side)
+    return figure, axes
+
+
+def _rank_heatmap(share: np.ndarray, rank: np.ndarray, names: list[str]) -> Figure:
+    layers, tasks = share.shape
+    figure, (axes,) = style.new_figure(
+        0.26 * layers + 0.9, max(style.WIDTH, 0.42 * min(tasks, style.MOST_NUMBERS) + 2.4)
+    )
+    style.heatmap(figure, axes, share, (0, 100), lambda value: f"{value:.0f}", rank)
+    style.cell_ticks(axes.xaxis, tasks)
+    axes.set_yticks(range(layers), names, fontsize=8.5)
+    axes.set_title("rank R (colour: share of d)")
+    axes.set_xlabel("tasks learned")
+    return figure
+
+
+def _short(value: float) -> str:
+    return number(value, 2).removeprefix("0") if 0 < abs(value) < 1 else number(value, 1)

@@ -1,0 +1,111 @@
+"""Plots of several runs side by side: mean and sample standard deviation over seeds."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedprotip.report import style
+from fedprotip.report.rundata import MODES, RunData, average
+from fedprotip.report.tables import Group, Stat, labels
+
+
+@style.styled
+def bars(groups: list[Group], kind: str) -> Figure:
+    """`kind` "accuracy" or "forgetting": one bar per mode for each group, with error bars."""
+    stats = [group.accuracy if kind == "accuracy" else group.forgetting for group in groups]
+    modes = [mode for mode in MODES if any(mode in values for values in stats)]
+    figure, (axes,) = style.new_figure(1.0 + 0.2 * sum(map(len, stats)) + 0.14 * len(groups))
+    place, middles, drawn = 0.0, [], set()
+    for values in stats:
+        present = [mode for mode in modes if mode in values]
+        middles.append(place + (len(present) - 1) / 2)
+        for mode in present:
+            axes.barh(
+                place,
+                values[mode].mean or 0.0,
+                0.86,
+                xerr=values[mode].std or 0.0,
+                capsize=2,
+                color=style.MODE_COLOURS[mode],
+                ecolor="#222222",
+                error_kw={"elinewidth": 1.2},
+                label=mode if mode not in drawn else None,
+            )
+            drawn.add(mode)
+            place += 1
+        place += 0.7
+    axes.set_yticks(middles, [group.label.replace(" ", "\n", 1) for group in groups])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    if kind == "accuracy":
+        axes.set_xlim(0, 103)
+    axes.set_xlabel("accuracy (%)" if kind == "accuracy" else "forgetting (points, less is better)")
+    axes.grid(axis="x")
+    style.legend_above(axes, len(modes))
+    return figure
+
+
+@style.styled
+def curves(groups: list[Group], mode: str) -> Figure:
+    """Average accuracy over the tasks seen so far; the band is one standard deviation."""
+    drawn = [(index, group, group.curve(mode)) for index, group in enumerate(groups) if group.curve(mode)]
+    columns = 2 if max(len(group.label) for _, group, _ in drawn) < 24 else 1
+    figure, (axes,) = style.new_figure(2.8 + 0.2 * -(-len(drawn) // columns))
+    for index, group, curve in drawn:
+        look = style.series(index)
+        mean = style.as_floats([stat.mean for stat in curve])
+        spread = style.as_floats([stat.std or 0.0 for stat in curve])
+        places = range(1, len(curve) + 1)
+        axes.plot(places, mean, label=group.label, **look)
+        axes.fill_between(places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
+    axes.set_ylim(0, 103)
+    axes.set_ylabel(f"average accuracy (%), {mode}")
+    style.task_axis(axes, max(len(curve) for _, _, curve in drawn), "tasks learned")
+    axes.grid(axis="y")
+    style.legend_above(axes, columns)
+    return figure
+
+
+Thresholds = dict[str, dict[float, tuple[Stat, Stat]]]
+
+
+def thresholds(runs: list[RunData]) -> Thresholds:
+    """Label without threshold → ε → (mean ρ̂, mean β̂); only labels measured at two or more ε."""
+    measured: dict[str, dict[float, list[RunData]]] = {}
+    for run, label in zip(runs, labels(runs, leave_out=frozenset({"method.threshold"})), strict=True):
+        threshold = run.geometry.threshold if run.geometry else None
+        if threshold is not None:
+            measured.setdefault(label, {}).setdefault(threshold, []).append(run)
+    return {
+        label: {threshold: _rho_and_beta(group) for threshold, group in sorted(by_threshold.items())}
+        for label, by_threshold in measured.items()
+        if len(by_threshold) > 1
+    }
+
+
+@style.styled
+def geometry_over_threshold(by_label: Thresholds) -> Figure:
+    """Mean ρ̂ and mean β̂ against the threshold ε (the paper's Fig. 2c)."""
+    figure, panels = style.new_figure(4.6, rows=2)
+    for index, (label, points) in enumerate(by_label.items()):
+        for panel, axes in enumerate(panels):
+            mean = style.as_floats([stats[panel].mean for stats in points.values()])
+            spread = style.as_floats([stats[panel].std or 0.0 for stats in points.values()])
+            axes.errorbar(list(points), mean, spread, label=label, capsize=2, **style.series(index))
+    for axes, name in zip(panels, (r"mean $\hat{\rho}$", r"mean $\hat{\beta}$"), strict=True):
+        axes.set_ylabel(name)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.grid(axis="y")
+    panels[0].set_ylim(top=1.03)
+    panels[1].set_xticks(np.unique([threshold for points in by_label.values() for threshold in points]))
+    panels[1].set_xlabel(r"threshold $\epsilon$")
+    style.legend_above(panels[0], 1)
+    figure.align_ylabels()
+    return figure
+
+
+def _rho_and_beta(runs: list[RunData]) -> tuple[Stat, Stat]:
+    measured = [run.geometry for run in runs if run.geometry]
+    return (
+        Stat.of(average(geometry.rho_mean) for geometry in measured),
+        Stat.of(geometry.beta_bar for geometry in measured),
+    )

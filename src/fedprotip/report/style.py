@@ -1,0 +1,151 @@
+"""Look of the plots: colours that colour-blind readers can tell apart, sizes a phone can show."""
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedprotip.report.rundata import Number
+
+DPI = 150
+WIDTH = 4.9  # inches: scaled to a 360 px phone the 10 pt text is still about 8 pt
+
+# Okabe and Ito's palette; yellow is left out because it vanishes on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#555555")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
+MODE_COLOURS = {"aware": "#0072B2", "agnostic": "#D55E00", "single": "#009E73", "batch64": "#E69F00"}
+MODE_MARKERS = {"aware": "o", "agnostic": "s", "single": "^", "batch64": "D"}
+PHASE_COLOURS = {"train": "#0072B2", "task_end": "#E69F00", "evaluate": "#009E73"}
+KIND_COLOURS = {"model": "#0072B2", "basis": "#E69F00", "reference": "#009E73", "sketch": "#CC79A7"}
+
+MOST_NUMBERS = 20  # a heatmap with more columns shows colours only; the numbers are in the CSV
+
+# Start from matplotlib's own defaults, so that a reader's matplotlibrc changes nothing.
+_STYLE: Any = {
+    **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))},
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.axisbelow": True,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+}
+
+_P = ParamSpec("_P")
+
+
+def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """Run a drawing function under the report's style, whatever the caller's settings are."""
+
+    @functools.wraps(draw)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+def new_figure(height: float = 3.3, width: float = WIDTH, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with `rows` panels that share their x axis; no global pyplot state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG: the same bytes for the same numbers."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def task_axis(axes: Axes, tasks: int, label: str = "task") -> None:
+    """Whole task numbers from 1 to `tasks` on the x axis."""
+    middle, half = (tasks + 1) / 2, max(tasks, 3) / 2 + 0.1  # the bar of a single task stays a bar
+    axes.set_xlim(middle - half, middle + half)
+    if tasks <= 12:
+        axes.set_xticks(range(1, tasks + 1))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.set_xlabel(label)
+
+
+def legend_above(axes: Axes, columns: int) -> None:
+    """A legend over the plot, where it can hide no data."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=columns,
+        borderaxespad=0.2,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )
+
+
+def series(index: int) -> dict[str, Any]:
+    """Colour, marker and dash of the n-th series; dashes tell apart what shares a colour."""
+    return {
+        "color": PALETTE[index % len(PALETTE)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index // len(PALETTE) % len(DASHES)],
+    }
+
+
+def as_floats(values: Sequence[Number]) -> np.ndarray:
+    """Numbers for matplotlib: what was not measured becomes a gap."""
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def heatmap(
+    figure: Figure,
+    axes: Axes,
+    values: np.ndarray,
+    limits: tuple[float, float],
+    write: Callable[[float], str],
+    cell_text: np.ndarray | None = None,
+) -> None:
+    """Cells (rows, columns) with their numbers; NaN cells stay empty.
+
+    `cell_text` replaces the value where another number should stand in the cell. Cells too many for
+    numbers get a colour bar instead.
+    """
+    low, high = limits
+    rows, columns = values.shape
+    crowded = columns > MOST_NUMBERS
+    axes.set_facecolor("#f4f4f4")
+    image = axes.imshow(np.ma.masked_invalid(values), cmap="Blues", vmin=low, vmax=high, aspect="auto")
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.3 if crowded else 1.2)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    if crowded:
+        figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
+        return
+    shown = values if cell_text is None else cell_text
+    for i, j in np.argwhere(np.isfinite(values)):
+        dark = (values[i, j] - low) / max(high - low, 1e-12) > 0.6
+        colour, size = "white" if dark else "#1a1a1a", 10 if columns <= 8 else 8.5
+        axes.text(j, i, write(shown[i, j]), ha="center", va="center", fontsize=size, color=colour)
+
+
+def cell_ticks(axis: Axis, cells: int, first: int = 1) -> None:
+    """Task numbers from `first` on an axis of a heatmap; every n-th when there are many."""
+    places = range(0, cells, 1 if cells <= MOST_NUMBERS else -(-cells // 10))
+    axis.set_ticks(places, labels=[str(first + place) for place in places])

@@ -1,0 +1,252 @@
+"""Tables of a run as plain rows, their CSV files, and mean ± std over seeds.
+
+Tasks are counted from 1 in every table.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from fedprotip.errors import RunError
+from fedprotip.report.files import write_atomic
+from fedprotip.report.rundata import MODES, Number, RunData, average
+
+Cell = str | int | float | None
+
+# Settings that say where or how often something is written, not what is computed.
+BOOKKEEPING = {"run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry", "data.root"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns; the name is also the name of the CSV file."""
+
+    name: str
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def headline(run: RunData) -> Table:
+    """Accuracy (%) and forgetting (percentage points) of each mode."""
+    summary = run.summary
+    rows: list[list[Cell]] = [[m, summary.accuracy[m], summary.forgetting.get(m)] for m in summary.modes]
+    return Table("headline", ["mode", "accuracy", "forgetting"], rows)
+
+
+def matrix(run: RunData, mode: str) -> Table:
+    """Accuracy (%) on each task after each task; empty where the task had not come yet."""
+    rows = run.summary.matrix[mode]
+    columns = ["after_task", *(f"task_{t + 1}" for t in range(len(rows)))]
+    later = [[None] * (len(rows) - i - 1) for i in range(len(rows))]
+    return Table(f"matrix_{mode}", columns, [[i + 1, *rows[i][: i + 1], *later[i]] for i in range(len(rows))])
+
+
+def routing(run: RunData) -> Table:
+    """Share of right routing decisions for each task, configured router."""
+    modes = [mode for mode in MODES if run.summary.by_task(mode)]
+    columns = zip_longest(*(run.summary.by_task(mode) for mode in modes))
+    return Table("routing", ["task", *modes], [[t + 1, *values] for t, values in enumerate(columns)])
+
+
+def routers(run: RunData) -> Table:
+    """Accuracy (%) and share of right decisions of every router."""
+    columns = ["single", "routing_single", "batch64", "routing_batch64"]
+    rows: list[list[Cell]] = [
+        [name, *(values.get(column) for column in columns)] for name, values in run.summary.routers.items()
+    ]
+    return Table("routers", ["router", *columns], rows)
+
+
+def ranks(run: RunData) -> Table:
+    """Cumulative rank R of each layer's subspace after each task, and the layer's input width d."""
+    rows: list[list[Cell]] = [
+        [event.task + 1, layer, rank, event.dims[layer]]
+        for event in run.tasks
+        for layer, rank in event.ranks.items()
+    ]
+    return Table("ranks", ["task", "layer", "rank", "dim"], rows)
+
+
+def traffic(run: RunData) -> Table:
+    """Bytes per task, direction and kind, over all clients."""
+    rows: list[list[Cell]] = [
+        [task + 1, direction, kind, count] for (task, direction, kind), count in sorted(run.traffic.items())
+    ]
+    return Table("bytes", ["task", "direction", "kind", "bytes"], rows)
+
+
+def seconds(run: RunData) -> Table:
+    """Seconds per task and phase."""
+    rows: list[list[Cell]] = [
+        [event.task + 1, phase, spent] for event in run.tasks for phase, spent in event.seconds.items()
+    ]
+    return Table("seconds", ["task", "phase", "seconds"], rows)
+
+
+def geometry(run: RunData) -> Table:
+    """ρ̂ of each task, and what was measured beside its bound (Eq. 13, 14, 15)."""
+    if run.geometry is None:
+        return Table("geometry", [], [])
+    measured, bounds = run.geometry.measured, run.geometry.bounds
+    parts: dict[str, list[Number]] = {
+        "rho_min": run.geometry.rho,
+        "rho_mean": run.geometry.rho_mean,
+        "gradient_sq_mean": measured.gradient_sq_mean,
+        "bound_eq13": bounds.taskwise,
+        "bound_eq15": bounds.taskwise_canonical,
+        "loss_increase": measured.loss_increase,
+        "bound_eq14": bounds.forgetting,
+    }
+    rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*parts.values()))]
+    return Table("geometry", ["task", *parts], rows)
+
+
+def all_tables(run: RunData) -> list[Table]:
+    """Every table of a run that has rows."""
+    tables = [headline(run), *(matrix(run, mode) for mode in MODES if mode in run.summary.matrix)]
+    tables += [routing(run), routers(run), ranks(run), traffic(run), seconds(run), geometry(run)]
+    return [table for table in tables if table.rows]
+
+
+def write_csv(table: Table, path: Path) -> Path:
+    """One table as CSV; numbers keep full precision, an empty cell is "not measured"."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows)
+    return write_atomic(path, text.getvalue())
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and sample standard deviation; None when there is no value, or only one."""
+
+    mean: Number
+    std: Number
+
+    @classmethod
+    def of(cls, values: Iterable[Number]) -> "Stat":
+        known = [value for value in values if value is not None and value == value]
+        return cls(average(list(known)), statistics.stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    label: str
+    method: str
+    runs: list[RunData]
+    accuracy: dict[str, Stat]
+    forgetting: dict[str, Stat]
+    bytes: dict[str, Stat]
+    seconds: Stat
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.summary.seed for run in self.runs]
+
+    def curve(self, mode: str) -> list[Stat]:
+        """Average accuracy over the tasks seen so far, after each task, over seeds."""
+        curves = [run.summary.curve(mode) for run in self.runs if mode in run.summary.matrix]
+        return [Stat.of(values) for values in zip(*curves, strict=False)]
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain values for JSON and for printing."""
+
+        def plain(stats: Mapping[str, Stat]) -> dict[str, dict[str, Number]]:
+            return {name: {"mean": stat.mean, "std": stat.std} for name, stat in stats.items()}
+
+        return {
+            "label": self.label,
+            "method": self.method,
+            "n": len(self.runs),
+            "seeds": self.seeds,
+            "accuracy": plain(self.accuracy),
+            "forgetting": plain(self.forgetting),
+            "bytes": plain(self.bytes),
+            "seconds": {"mean": self.seconds.mean, "std": self.seconds.std},
+        }
+
+
+def aggregate(runs: list[RunData]) -> list[Group]:
+    """Group runs by label, in the order in which the labels first occur."""
+    for run in runs:
+        if not run.finished:
+            raise RunError(f"{run.folder} is not finished and cannot be compared; resume it first.")
+    members: dict[str, list[RunData]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        members.setdefault(label, []).append(run)
+    return [_group(label, sorted(group, key=lambda r: r.summary.seed)) for label, group in members.items()]
+
+
+def labels(runs: list[RunData], leave_out: frozenset[str] = frozenset()) -> list[str]:
+    """A name for each run: its method, and the settings in which runs of that method differ."""
+    return [
+        _label(run, [r for r in runs if r.summary.method == run.summary.method], leave_out) for run in runs
+    ]
+
+
+def other_differences(runs: list[RunData]) -> list[str]:
+    """Settings outside [method] that differ between methods and that no label mentions."""
+    inside: set[str] = set()
+    for method in {run.summary.method for run in runs}:
+        inside.update(_differing([run for run in runs if run.summary.method == method]))
+    return [key for key in _differing(runs) if key not in inside and not key.startswith("method.")]
+
+
+def comparison(groups: list[Group]) -> Table:
+    """One row per group, flat columns."""
+    modes = [mode for mode in MODES if any(mode in group.accuracy for group in groups)]
+    nothing = Stat(None, None)
+    columns, rows = ["label", "method", "n", "seeds"], []
+    for kind in ("accuracy", "forgetting"):
+        columns += [f"{kind}_{mode}_{part}" for mode in modes for part in ("mean", "std")]
+    columns += [
+        f"{name}_{part}" for name in ("bytes_up", "bytes_down", "seconds") for part in ("mean", "std")
+    ]
+    for group in groups:
+        stats = [group.accuracy.get(mode, nothing) for mode in modes]
+        stats += [group.forgetting.get(mode, nothing) for mode in modes]
+        stats += [group.bytes["up"], group.bytes["down"], group.seconds]
+        row: list[Cell] = [group.label, group.method, len(group.runs), " ".join(map(str, group.seeds))]
+        rows.append(row + [value for stat in stats for value in (stat.mean, stat.std)])
+    return Table("comparison", columns, rows)
+
+
+def _group(label: str, runs: list[RunData]) -> Group:
+    modes = [mode for mode in MODES if any(mode in run.summary.accuracy for run in runs)]
+    return Group(
+        label=label,
+        method=runs[0].summary.method,
+        runs=runs,
+        accuracy={m: Stat.of(run.summary.accuracy.get(m) for run in runs) for m in modes},
+        forgetting={m: Stat.of(run.summary.forgetting.get(m) for run in runs) for m in modes},
+        bytes={
+            "up": Stat.of(sum(run.summary.bytes.up.values()) for run in runs),
+            "down": Stat.of(sum(run.summary.bytes.down.values()) for run in runs),
+        },
+        seconds=Stat.of(run.summary.seconds.get("total") for run in runs),
+    )
+
+
+def _label(run: RunData, peers: list[RunData], leave_out: frozenset[str]) -> str:
+    keys = [key for key in _differing(peers) if key not in leave_out]
+    fields = [key.partition(".")[2] for key in keys]
+    parts = [run.summary.method]
+    for key, field in zip(keys, fields, strict=True):
+        value = run.setting(key, "–")
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        parts.append(f"{field if fields.count(field) == 1 else key}={shown}")
+    return " ".join(parts)
+
+
+def _differing(runs: list[RunData]) -> list[str]:
+    keys = {f"{s}.{k}" for run in runs for s, t in run.settings.items() if isinstance(t, dict) for k in t}
+    varying = [key for key in sorted(keys - BOOKKEEPING) if len({repr(run.setting(key)) for run in runs}) > 1]
+    return [key for key in varying if key != "method.name"]

@@ -1,0 +1,134 @@
+"""The stream of a run: every task's classes, test samples, and each client's training samples."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprotip.errors import UsageError
+from fedprotip.seeds import numpy_stream, torch_stream
+from fedprotip.settings import Settings
+from fedprotip.stream.datasets import Dataset, load_dataset
+from fedprotip.stream.partition import split_dirichlet, split_iid
+from fedprotip.stream.tasks import class_tasks, ordered
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: its classes (global labels, in the order of its head) and its samples (indices)."""
+
+    index: int
+    name: str
+    classes: tuple[int, ...]
+    train: np.ndarray
+    test: np.ndarray
+
+
+class Stream:
+    """Tasks over one dataset, and who holds which sample. Holds indices; images stay in the dataset."""
+
+    def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings) -> None:
+        self.dataset = dataset
+        self.tasks = tasks
+        self._settings = settings
+        self._mean = torch.tensor(dataset.mean).view(1, -1, 1, 1)
+        self._std = torch.tensor(dataset.std).view(1, -1, 1, 1)
+        self._shares = lru_cache(maxsize=2)(self._partition)
+
+    def clients(self, task: int) -> list[int]:
+        """Ids of the clients that take part in a task."""
+        return self._settings.clients.active(task)
+
+    def client_samples(self, task: int, client: int) -> np.ndarray:
+        """Training samples of a client in a task; empty when it has none."""
+        return self._shares(task).get(client, self.tasks[task].train[:0])
+
+    def train_batch(self, task: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Normalised images (n, c, h, w) and global labels (n,) of training samples."""
+        return self._batch(task, self.dataset.train_images, self.dataset.train_labels, indices)
+
+    def test_batch(self, task: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._batch(task, self.dataset.test_images, self.dataset.test_labels, indices)
+
+    def _batch(self, task: int, images: Tensor, labels: Tensor, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(indices)
+        scaled = (images[chosen].float() / 255 - self._mean) / self._std
+        return self._shift(scaled, task), labels[chosen]
+
+    def _shift(self, images: Tensor, task: int) -> Tensor:
+        """Made domains: quarter turns, or a pixel permutation of its own for every task but the first."""
+        kind = self._settings.stream.domains
+        if self._settings.stream.scenario != "domain" or kind == "labelled" or task == 0:
+            return images
+        if kind == "rotate":
+            return torch.rot90(images, task % 4, dims=(2, 3))
+        flat = images.flatten(2)
+        order = torch.randperm(flat.shape[2], generator=torch_stream(self._settings.run.seed, "permute", task))
+        return flat[:, :, order].view_as(images)
+
+    def _partition(self, task: int) -> dict[int, np.ndarray]:
+        clients, indices = self.clients(task), self.tasks[task].train
+        rng = numpy_stream(self._settings.run.seed, "partition", task)
+        if self._settings.clients.partition == "iid":
+            shares = split_iid(indices, len(clients), rng)
+        else:
+            labels = self.dataset.train_labels.numpy()[indices]
+            shares = split_dirichlet(indices, labels, len(clients), self._settings.clients.alpha, rng)
+        return dict(zip(clients, shares, strict=True))
+
+
+def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
+    """The stream that the settings describe; impossible settings are a UsageError."""
+    dataset = dataset or load_dataset(settings.data)
+    make = _class_incremental if settings.stream.scenario == "class" else _domain_incremental
+    return Stream(dataset, make(dataset, settings), settings)
+
+
+def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
+    train_labels, test_labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    left: dict[int, np.ndarray] = {}  # samples of a class that no task has taken yet
+    tasks = []
+    for index, classes in enumerate(class_tasks(dataset.classes, settings.stream, settings.run.seed)):
+        parts = []
+        for place, label in enumerate(classes):
+            rng = numpy_stream(settings.run.seed, "overlap", label)
+            samples = left.pop(label, None)
+            samples = rng.permutation(np.flatnonzero(train_labels == label)) if samples is None else samples
+            if place >= len(classes) - settings.stream.overlap:
+                # Half is for the next task, also while there is none yet: so a run can be extended exactly.
+                samples, left[label] = np.array_split(samples, 2)
+            parts.append(samples)
+        name = ", ".join(dataset.classes[label] for label in classes)
+        test = np.flatnonzero(np.isin(test_labels, classes))
+        tasks.append(Task(index, name, tuple(classes), np.sort(np.concatenate(parts)), test))
+    return tasks
+
+
+def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
+    stream, seed = settings.stream, settings.run.seed
+    everything = tuple(range(len(dataset.classes)))
+    if stream.overlap or stream.task_size:
+        raise UsageError("stream.overlap and stream.task_size belong to stream.scenario = 'class'; leave them at 0.")
+    if stream.domains == "labelled":
+        if dataset.train_domains is None or dataset.test_domains is None:
+            raise UsageError(
+                f"stream.domains = 'labelled': dataset {dataset.name!r} has no domains; choose 'rotate' or 'permute'."
+            )
+        order = ordered(list(dataset.domains), stream, seed, "domain")
+        if stream.tasks > len(order):
+            raise UsageError(
+                f"stream.tasks = {stream.tasks}: there are {len(order)} domains, the nearest valid value is {len(order)}."
+            )
+        train, test = dataset.train_domains.numpy(), dataset.test_domains.numpy()
+        return [
+            Task(i, dataset.domains[d], everything, np.flatnonzero(train == d), np.flatnonzero(test == d))
+            for i, d in enumerate(order[: stream.tasks])
+        ]
+    if stream.domains == "rotate" and stream.tasks > 4:
+        raise UsageError(f"stream.tasks = {stream.tasks}: 'rotate' makes quarter turns, the nearest valid value is 4.")
+    if stream.order != "natural":
+        raise UsageError(f"stream.order = {stream.order!r}: made domains have no order; the only choice is 'natural'.")
+    train, test = np.arange(len(dataset.train_labels)), np.arange(len(dataset.test_labels))
+    return [Task(i, f"{stream.domains} {i}", everything, train, test) for i in range(stream.tasks)]

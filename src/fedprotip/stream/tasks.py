@@ -1,0 +1,62 @@
+"""Which classes or domains form which task."""
+
+import numpy as np
+
+from fedprotip.errors import UsageError, nearest
+from fedprotip.seeds import numpy_stream
+from fedprotip.settings import StreamSettings
+
+
+def ordered(names: list[str], settings: StreamSettings, seed: int, what: str) -> list[int]:
+    """Positions of the names in the order of `stream.order`; a list may leave names out."""
+    if settings.order == "natural":
+        return list(range(len(names)))
+    if settings.order == "seeded":
+        return numpy_stream(seed, "order").permutation(len(names)).tolist()
+    for name in settings.order:
+        if name not in names:
+            raise UsageError(f"stream.order names {name!r}, which is not a {what}; {nearest(name, names)}.")
+    if len(set(settings.order)) < len(settings.order):
+        raise UsageError(f"stream.order = {settings.order!r} names a {what} twice.")
+    return [names.index(name) for name in settings.order]
+
+
+def task_sizes(classes: int, settings: StreamSettings) -> list[int]:
+    """Classes of each task; with overlap o, T tasks cover Σ sizes − (T − 1)·o classes."""
+    tasks, overlap, wanted = settings.tasks, settings.overlap, settings.task_size
+    if tasks > classes:
+        raise UsageError(
+            f"stream.tasks = {tasks}: the dataset has {classes} classes, so {classes} is the nearest valid value."
+        )
+    if isinstance(wanted, list):
+        if len(wanted) != tasks:
+            raise UsageError(
+                f"stream.task_size = {wanted!r} has {len(wanted)} entries, but stream.tasks = {tasks}; give {tasks}."
+            )
+        sizes = wanted
+    elif wanted:
+        sizes = [wanted] * tasks
+    else:
+        sizes = [len(part) for part in np.array_split(np.arange(classes + (tasks - 1) * overlap), tasks)]
+    if tasks > 1 and overlap >= min(sizes):
+        raise UsageError(
+            f"stream.overlap = {overlap} must be smaller than the smallest task, which has {min(sizes)} classes; "
+            f"the nearest valid value is {min(sizes) - 1}."
+        )
+    needed = sum(sizes) - (tasks - 1) * overlap
+    if needed > classes:
+        raise UsageError(
+            f"stream.tasks = {tasks} with stream.task_size = {wanted!r} needs {needed} classes; "
+            f"the dataset has {classes}."
+        )
+    return sizes
+
+
+def class_tasks(names: list[str], settings: StreamSettings, seed: int) -> list[list[int]]:
+    """Classes of every task, each sorted by its place in the order; neighbours share `overlap` classes."""
+    order = ordered(names, settings, seed, "class")
+    tasks, start = [], 0
+    for size in task_sizes(len(order), settings):
+        tasks.append(order[start : start + size])
+        start += size - settings.overlap
+    return tasks
