@@ -82,7 +82,10 @@ class Shared(nn.Module):
 def test_shared_modules_and_tied_weights_see_all_their_inputs():
     module = Shared()
     columns = all_columns(module, torch.randn(7, 4))
-    assert {name: tuple(c.shape) for name, c in columns.items()} == {"twice.weight": (4, 14), "one.weight": (4, 14)}
+    assert {name: tuple(c.shape) for name, c in columns.items()} == {
+        "twice.weight": (4, 14),
+        "one.weight": (4, 14),
+    }
 
 
 def test_a_layer_that_never_ran_has_no_subspace():

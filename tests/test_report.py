@@ -84,9 +84,7 @@ def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
         for kind, total in kinds.items():
             found = [int(r["bytes"]) for r in traffic if (r["direction"], r["kind"]) == (direction, kind)]
             assert sum(found) == total
-    spent = [
-        float(row["seconds"]) for row in read_csv(folder / "tables/seconds.csv") if row["phase"] == "train"
-    ]
+    spent = [float(row["seconds"]) for row in read_csv(folder / "tables/seconds.csv") if row["phase"] == "train"]
     assert sum(spent) == pytest.approx(summary["seconds"]["train"])
     ranks = read_csv(folder / "tables/ranks.csv")
     assert ranks[-1] == {"task": "3", "layer": "backbone.2.weight", "rank": "19", "dim": "192"}

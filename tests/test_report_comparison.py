@@ -90,10 +90,7 @@ def test_comparison_refuses_to_overwrite_a_run_and_needs_runs(tmp_path: Path) ->
 
 def test_repeated_seeds_are_remarked(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, tasks=1) for name in ("a", "b")]
-    assert (
-        "seed 0 occurs more than once"
-        in write_comparison(with_reports(folders), tmp_path / "out").read_text()
-    )
+    assert "seed 0 occurs more than once" in write_comparison(with_reports(folders), tmp_path / "out").read_text()
 
 
 def test_geometry_over_threshold(tmp_path: Path) -> None:

@@ -39,16 +39,12 @@ def make_run(
     kept = {"aware": 0.4, "agnostic": 9.0, "single": 5.0, "batch64": 2.0}
     slope = {mode: value if routed else 6 * value + 4 for mode, value in kept.items()}
     matrix = {
-        mode: [
-            [max(0.0, 97 - slope[mode] * (i - t) - draw.uniform(0, 4)) for t in range(i + 1)]
-            for i in range(tasks)
-        ]
+        mode: [[max(0.0, 97 - slope[mode] * (i - t) - draw.uniform(0, 4)) for t in range(i + 1)] for i in range(tasks)]
         for mode in modes
     }
     accuracy = {mode: statistics.fmean(rows[-1]) for mode, rows in matrix.items()}
     forgetting = {
-        mode: sum(max(rows[i][t] for i in range(t, tasks - 1)) - rows[-1][t] for t in range(tasks - 1))
-        / tasks
+        mode: sum(max(rows[i][t] for i in range(t, tasks - 1)) - rows[-1][t] for t in range(tasks - 1)) / tasks
         for mode, rows in matrix.items()
     }
     confusion = {
@@ -80,9 +76,7 @@ def make_run(
                             "reason": "",
                         }
                     )
-        events.append(
-            {"event": "round", "task": task, "round": 0, "loss": 0.5, "clients": clients, "seconds": 1.0}
-        )
+        events.append({"event": "round", "task": task, "round": 0, "loss": 0.5, "clients": clients, "seconds": 1.0})
         dims = {f"backbone.{i}.weight": 64 * (1 + i % 3) for i in range(layers)} if routed else {}
         grown = {name: min(dim, 5 + 6 * task + i) for i, (name, dim) in enumerate(dims.items())}
         spent = {"train": 9.5, "task_end": 1.5, "evaluate": 0.7}
@@ -161,18 +155,14 @@ def make_run(
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ledger))
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     if geometry:
-        (folder / "geometry.json").write_text(
-            json.dumps(make_geometry(tasks, merged["method"].get("threshold")))
-        )
+        (folder / "geometry.json").write_text(json.dumps(make_geometry(tasks, merged["method"].get("threshold"))))
     return folder
 
 
 def make_geometry(tasks: int, threshold: float | None = None) -> dict[str, Any]:
     epsilon = threshold or 0.7
     mean = [None, *(1.1 - epsilon - 0.03 * t for t in range(1, tasks))]
-    beta = [
-        [(1 - epsilon) / (2 + t - tau) if tau < t else None for tau in range(tasks)] for t in range(tasks)
-    ]
+    beta = [[(1 - epsilon) / (2 + t - tau) if tau < t else None for tau in range(tasks)] for t in range(tasks)]
     known = [value for row in beta for value in row if value is not None]
     return {
         "rho": [value and value - 0.05 for value in mean],
@@ -221,9 +211,7 @@ def links(html: str) -> list[str]:
         ("geometry.json", '{"rho": 3}', "rho: Input should be a valid list"),
     ],
 )
-def test_damaged_run_is_one_clear_sentence(
-    tmp_path: Path, name: str, content: str | bytes | None, words: str
-) -> None:
+def test_damaged_run_is_one_clear_sentence(tmp_path: Path, name: str, content: str | bytes | None, words: str) -> None:
     folder = make_run(tmp_path / "run", tasks=1)
     if content is None:
         (folder / name).unlink()

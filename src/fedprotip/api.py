@@ -1,8 +1,8 @@
 """From settings to a finished run folder, in Python.
 
-    import fedprotip
-    summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
-    summary = fedprotip.extend("runs/mine", tasks=1)
+import fedprotip
+summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
+summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
 from collections.abc import Iterable, Mapping
@@ -94,6 +94,27 @@ def extend(
     return resume(path, observers)
 
 
+def inspect(path: str | Path) -> dict[str, Any]:
+    """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
+    folder = RunFolder.open(Path(path))
+    manifest, settings = folder.manifest(), settings_file.load(folder.path / "settings.toml")
+    facts: dict[str, Any] = {
+        "folder": str(folder.path),
+        "status": manifest["status"],
+        "method": settings.method.name,
+        "data": settings.data.name,
+        "tasks": settings.stream.tasks,
+        "clients": settings.clients.count,
+        "seed": settings.run.seed,
+    }
+    if (folder.path / "summary.json").exists():
+        summary = folder.read_json("summary.json")
+        facts["tasks done"] = summary["tasks"]
+        facts["accuracy"] = {mode: round(value, 2) for mode, value in summary["accuracy"].items()}
+        facts["forgetting"] = {mode: round(value, 2) for mode, value in summary["forgetting"].items()}
+    return facts | {"versions": manifest["versions"], "files": folder.verify()}
+
+
 def check(settings: Settings) -> None:
     """Refuse what cannot run, before any work and before anything is written."""
     method = create_method(settings)
@@ -102,7 +123,9 @@ def check(settings: Settings) -> None:
     if settings.run.geometry and not method.routes:
         raise UsageError("run.geometry measures subspaces; method.name must be 'fedprotip'.")
     if settings.model.head == "shared" and settings.stream.scenario == "class" and len(stream.tasks) > 1:
-        raise UsageError("model.head = 'shared' needs stream.scenario = 'domain'; the nearest valid choice is 'per_task'.")
+        raise UsageError(
+            "model.head = 'shared' needs stream.scenario = 'domain'; the nearest valid choice is 'per_task'."
+        )
     if settings.run.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
 

@@ -27,7 +27,13 @@ FORMAT = 1
 """Raised when a run folder of an older version could no longer be continued exactly."""
 
 LOGS = ("events.jsonl", "ledger.jsonl")
-ARTEFACTS = ("settings.toml", "summary.json", "model.safetensors", "subspaces.safetensors", "references.safetensors")
+ARTEFACTS = (
+    "settings.toml",
+    "summary.json",
+    "model.safetensors",
+    "subspaces.safetensors",
+    "references.safetensors",
+)
 
 
 @contextmanager
@@ -107,9 +113,23 @@ class RunFolder:
     def write_manifest(self, status: str, extra: Mapping[str, Any]) -> None:
         files = {n: hash_of((self.path / n).read_bytes()) for n in ARTEFACTS if (self.path / n).exists()}
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
-        versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+        versions |= {
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+        }
         manifest = {"format": FORMAT, "status": status, "versions": versions}
-        self.write_json("manifest.json", manifest | {"threads": torch.get_num_threads()} | dict(extra) | {"files": files})
+        self.write_json(
+            "manifest.json", manifest | {"threads": torch.get_num_threads()} | dict(extra) | {"files": files}
+        )
+
+    def verify(self) -> dict[str, str]:
+        """Every file of the manifest: intact, changed or missing."""
+        state = {}
+        for name, expected in self.manifest().get("files", {}).items():
+            path = self.path / name
+            found = hash_of(path.read_bytes()) if path.exists() else None
+            state[name] = "missing" if found is None else "intact" if found == expected else "changed"
+        return state
 
     def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log; those after the last checkpoint are cut off on resume."""

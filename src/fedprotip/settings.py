@@ -33,7 +33,8 @@ class StreamSettings(Section):
     )
     tasks: int = Field(5, ge=1, description="Number of tasks T.")
     task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
-        0, description="Classes per task: a number, one number per task, or 0 to share all classes out evenly."
+        0,
+        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly.",
     )
     order: Literal["natural", "seeded"] | list[str] = Field(
         "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
@@ -124,7 +125,9 @@ class RunSettings(Section):
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     state_mb: int = Field(256, ge=0, description="Client state kept in memory (MiB); the rest lives on disk.")
     geometry: int = Field(
-        0, ge=0, description="Measure ρ̂ and β̂ (Assumptions 4, 5) every this many rounds; 0: never. Simulation only."
+        0,
+        ge=0,
+        description="Measure ρ̂ and β̂ (Assumptions 4, 5) every this many rounds; 0: never. Simulation only.",
     )
 
 
@@ -246,9 +249,7 @@ def documentation() -> list[dict[str, Any]]:
     for name, cls, method in sections:
         for key, field in cls.model_fields.items():
             default = field.get_default(call_default_factory=True)
-            rows.append(
-                {"key": f"{name}.{key}", "default": default, "doc": field.description, "method": method}
-            )
+            rows.append({"key": f"{name}.{key}", "default": default, "doc": field.description, "method": method})
     return rows
 
 

@@ -70,7 +70,9 @@ def answer(network: Network, stream: Stream, router: CosineRouter | None, task: 
     return Answers(labels, by_head, agnostic, energies if router else None)
 
 
-def evaluate(network: Network, stream: Stream, router: CosineRouter | None, seen: int, settings: Settings) -> Evaluation:
+def evaluate(
+    network: Network, stream: Stream, router: CosineRouter | None, seen: int, settings: Settings
+) -> Evaluation:
     """Evaluate on tasks 0…seen, after learning task `seen`."""
     modes = ("aware", "agnostic", *(ROUTED if router else ()))
     result = Evaluation({mode: [] for mode in modes}, {}, {})
@@ -84,7 +86,10 @@ def evaluate(network: Network, stream: Stream, router: CosineRouter | None, seen
         result.accuracy["agnostic"].append(_percent(said.agnostic == said.labels))
         if router and said.energies is not None:
             allowed = _right_tasks(stream, said.labels, task, seen, settings)
-            for mode, groups in (("single", singles(len(said.labels))), ("batch64", draw_groups(task, said, settings))):
+            for mode, groups in (
+                ("single", singles(len(said.labels))),
+                ("batch64", draw_groups(task, said, settings)),
+            ):
                 _enter_routed(result, mode, network, router, said, right, allowed, groups)
     return result
 

@@ -25,7 +25,13 @@ class Workspace:
     def __init__(
         self, settings: Settings, method: Method, network: Network, stream: Stream, store: ClientStore
     ) -> None:
-        self.settings, self.method, self.network, self.stream, self.store = settings, method, network, stream, store
+        self.settings, self.method, self.network, self.stream, self.store = (
+            settings,
+            method,
+            network,
+            stream,
+            store,
+        )
         self.knowledge: Knowledge = {}
         self.task = -1
 
@@ -125,7 +131,11 @@ def load_state(network: nn.Module, tensors: dict[str, Tensor]) -> None:
 def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Any optimiser of torch.optim; a new one every round, as in the paper. Impossible settings: UsageError."""
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
-    del known["Optimizer"], known["LBFGS"], known["SparseAdam"]  # base class; need a closure, sparse gradients
+    del (
+        known["Optimizer"],
+        known["LBFGS"],
+        known["SparseAdam"],
+    )  # base class; need a closure, sparse gradients
     if train.optimizer not in known:
         raise UsageError(f"train.optimizer = {train.optimizer!r} is unknown; {nearest(train.optimizer, known)}.")
     cls = known[train.optimizer]
@@ -136,8 +146,12 @@ def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> tor
             if wanted[name] and name == "momentum":
                 raise UsageError(f"train.momentum = {train.momentum}: {train.optimizer} has none; set it to 0.")
             del wanted[name]
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()}
+    options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()
+    }
     try:
         return cls(parameters, **wanted | options)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}.") from None
+        raise UsageError(
+            f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}."
+        ) from None

@@ -75,9 +75,7 @@ def train_round(
         server.apply(average, task)
     server.progress.barren = 0 if average else server.progress.barren + 1
     loss = sum(losses) / len(losses) if losses else None
-    journal.event(
-        "round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started
-    )
+    journal.event("round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started)
     if server.progress.barren >= PATIENCE:
         raise RunError(
             f"No client delivered a usable update in {PATIENCE} rounds; the last reason: "

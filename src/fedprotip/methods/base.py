@@ -1,15 +1,15 @@
 """What a method can decide. The defaults are FedAvg; a method overrides the few hooks it needs.
 
-    @register
-    class Mine(Method):
-        name = "mine"
+@register
+class Mine(Method):
+    name = "mine"
 
-        class Options(MethodSettings):
-            name: str = "mine"
-            strength: float = Field(1.0, gt=0, description="Weight of the extra term.")
+    class Options(MethodSettings):
+        name: str = "mine"
+        strength: float = Field(1.0, gt=0, description="Weight of the extra term.")
 
-        def loss(self, network, images, labels, task):
-            return super().loss(network, images, labels, task) + ...
+    def loss(self, network, images, labels, task):
+        return super().loss(network, images, labels, task) + ...
 """
 
 from collections.abc import Iterable, Iterator
@@ -129,7 +129,12 @@ class Method:
         """Raise BadMessage when a client's message at the end of a task must not be used."""
 
     def digest(
-        self, kind: str, replies: Iterable[tuple[int, Message]], network: Network, knowledge: Knowledge, task: int
+        self,
+        kind: str,
+        replies: Iterable[tuple[int, Message]],
+        network: Network,
+        knowledge: Knowledge,
+        task: int,
     ) -> Message | None:
         """Merge the clients' messages (valid, in client order) into what all clients receive; None: nothing."""
         raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not digest it")

@@ -1,6 +1,6 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
@@ -30,11 +30,13 @@ class FedProTIPOptions(MethodSettings):
     name: str = Field("fedprotip", description="Method; its own settings follow.")
     threshold: float = Field(0.7, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
     layer_thresholds: dict[str, float] = Field(
-        {}, description='ε of single layers by name pattern, for example {"5.*" = 0.95}; the first match counts.'
+        {},
+        description='ε of single layers by name pattern, for example {"5.*" = 0.95}; the first match counts.',
     )
     increment: float = Field(0.001, ge=0, lt=1, description="Added to ε with every task.")
     rank_rule: Literal["mass", "energy"] = Field(
-        "mass", description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM)."
+        "mass",
+        description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM).",
     )
     columns: int = Field(512, ge=1, description="m_s: sampled activation columns per layer and client.")
     images: int = Field(1280, ge=1, description="m: images per client that activations are taken from.")
@@ -42,10 +44,12 @@ class FedProTIPOptions(MethodSettings):
         "local", description="local: every client step (the method); global: after averaging; none."
     )
     project_on: Literal["update", "gradient"] = Field(
-        "update", description="update: the whole step, decay and momentum inside; gradient: as published code does."
+        "update",
+        description="update: the whole step, decay and momentum inside; gradient: as published code does.",
     )
     merge: Literal["union", "energy"] = Field(
-        "union", description="union of the clients' spans (Eq. 10), or the dominant directions of all together."
+        "union",
+        description="union of the clients' spans (Eq. 10), or the dominant directions of all together.",
     )
     routing_rank: int = Field(0, ge=0, description="Directions of U_L per task; 0: by ε, as the paper does.")
     router: Literal["cosine"] = Field("cosine", description="How references are compared: cosine and vote (Eq. 12).")
@@ -64,7 +68,7 @@ class FedProTIPOptions(MethodSettings):
 class FedProTIP(Method):
     name = "fedprotip"
     routes = True
-    task_end = (Exchange("basis"), Exchange("reference", everyone=True))
+    task_end: ClassVar[tuple[Exchange, ...]] = (Exchange("basis"), Exchange("reference", everyone=True))
     Options: ClassVar[type[MethodSettings]] = FedProTIPOptions
 
     def __init__(self, settings: Settings) -> None:
@@ -137,7 +141,11 @@ class FedProTIP(Method):
 
     def _extract(self, local: ClientTask) -> Message:
         """Core bases of every layer; the second moment of the final features stays with the client."""
-        bank, options, features = SubspaceBank.from_tensors(local.knowledge), self.options, local.network.features
+        bank, options, features = (
+            SubspaceBank.from_tensors(local.knowledge),
+            self.options,
+            local.network.features,
+        )
         columns, moment, samples = self._observe(local)
         local.store.put(local.client, f"moment-{local.task}", {"moment": moment, "samples": torch.tensor(samples)})
         cores = {
@@ -145,7 +153,11 @@ class FedProTIP(Method):
             for name, a in columns.items()
         }
         cores[ROUTING] = core_of_moment(
-            moment, bank.routed(features), self.threshold(ROUTING, local.task), options.rank_rule, options.routing_rank
+            moment,
+            bank.routed(features),
+            self.threshold(ROUTING, local.task),
+            options.rank_rule,
+            options.routing_rank,
         )
         tensors = {name: core.basis for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
@@ -210,7 +222,12 @@ class FedProTIP(Method):
             raise BadMessage("the routing basis is empty")
 
     def digest(
-        self, kind: str, replies: Iterable[tuple[int, Message]], network: Network, knowledge: Knowledge, task: int
+        self,
+        kind: str,
+        replies: Iterable[tuple[int, Message]],
+        network: Network,
+        knowledge: Knowledge,
+        task: int,
     ) -> Message | None:
         if kind == "reference":
             knowledge.update(_collected(replies, knowledge, task))
@@ -269,7 +286,7 @@ class FedProTIP(Method):
 class ProjectUpdate:
     """Projection last: whatever the optimiser did, the whole step stays outside Φ (Eq. 5)."""
 
-    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: dict[str, Tensor]) -> None:
+    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: Mapping[str, Tensor]) -> None:
         self._anchored: list[tuple[Anchored, Tensor]] = []
         for layer, projector in projectors:
             weight = layer.weight({layer.parameter: weights[layer.parameter].detach()})
@@ -286,7 +303,7 @@ class ProjectUpdate:
 class ProjectGradient:
     """Projection of the gradient only, as in published code: decay and momentum escape it."""
 
-    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: dict[str, Tensor]) -> None:
+    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: Mapping[str, Tensor]) -> None:
         self._projectors, self._weights = projectors, weights
 
     def before_step(self) -> None:

@@ -72,4 +72,3 @@ def build_network(settings: Settings, image_shape: tuple[int, int, int], routes:
         settings.model.head == "auto" and settings.stream.scenario == "domain" and not routes
     )
     return Network(backbone, features, shared)
-

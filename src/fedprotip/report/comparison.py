@@ -14,9 +14,7 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
     modes = _modes(groups)
     runs = [run for group in groups for run in group.runs]
     bars = [
-        Picture(
-            f"bars_{kind}", plots.bars(groups, kind), f"Bar chart of the {kind} of each method in each mode."
-        )
+        Picture(f"bars_{kind}", plots.bars(groups, kind), f"Bar chart of the {kind} of each method in each mode.")
         for kind in ("accuracy", "forgetting")
     ]
     grids = [

@@ -91,9 +91,7 @@ def ranks(run: RunData) -> Figure:
     events = [event for event in run.tasks if event.ranks]
     layers = list(dict.fromkeys(layer for event in events for layer in event.ranks))
     rank = np.array([style.as_floats([event.ranks.get(layer) for event in events]) for layer in layers])
-    dims = np.array(
-        [next(e.dims[layer] for e in events if layer in e.ranks) for layer in layers], dtype=float
-    )
+    dims = np.array([next(e.dims[layer] for e in events if layer in e.ranks) for layer in layers], dtype=float)
     share = 100 * rank / dims[:, None]
     names = [f"{layer} ({rank[i, -1]:.0f} of {dims[i]:.0f})" for i, layer in enumerate(layers)]
     if len(layers) > MOST_LINES:

@@ -245,9 +245,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RunError(
-            f"{path} is missing: the run has not got that far, or this is no run folder."
-        ) from None
+        raise RunError(f"{path} is missing: the run has not got that far, or this is no run folder.") from None
     except UnicodeDecodeError:
         raise RunError(f"{path} is damaged: it is not text in UTF-8.") from None
     except OSError as error:

@@ -134,9 +134,7 @@ def _routing(run: RunData) -> Section:
             for name, single, right, batch, right_batch in routers.rows
         ]
         grids.insert(0, Grid(columns, rows, "Accuracy with each router"))
-    shares = [
-        f"{_percent(summary.routing[mode])} in mode {mode}" for mode in MODES if mode in summary.routing
-    ]
+    shares = [f"{_percent(summary.routing[mode])} in mode {mode}" for mode in MODES if mode in summary.routing]
     intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
     return Section("Finding the task", intro + "The diagonal of a matrix is right.", pictures, grids)
 
@@ -180,9 +178,7 @@ def _seconds(run: RunData) -> Section:
         rows += [[f"peak {name}", bytes_text(megabytes * 1e6)]] if megabytes is not None else []
     alt = "Stacked bars of the seconds of each task: " + ", ".join(f"{name} {value}" for name, value in rows)
     picture = Picture("seconds", plots.seconds(run), alt + ".")
-    return Section(
-        "Time", "Wall-clock time on the machine that ran all this.", [picture], [Grid(["", ""], rows)]
-    )
+    return Section("Time", "Wall-clock time on the machine that ran all this.", [picture], [Grid(["", ""], rows)])
 
 
 def _failures(run: RunData) -> Section:

@@ -65,9 +65,7 @@ def routers(run: RunData) -> Table:
 def ranks(run: RunData) -> Table:
     """Cumulative rank R of each layer's subspace after each task, and the layer's input width d."""
     rows: list[list[Cell]] = [
-        [event.task + 1, layer, rank, event.dims[layer]]
-        for event in run.tasks
-        for layer, rank in event.ranks.items()
+        [event.task + 1, layer, rank, event.dims[layer]] for event in run.tasks for layer, rank in event.ranks.items()
     ]
     return Table("ranks", ["task", "layer", "rank", "dim"], rows)
 
@@ -187,9 +185,7 @@ def aggregate(runs: list[RunData]) -> list[Group]:
 
 def labels(runs: list[RunData], leave_out: frozenset[str] = frozenset()) -> list[str]:
     """A name for each run: its method, and the settings in which runs of that method differ."""
-    return [
-        _label(run, [r for r in runs if r.summary.method == run.summary.method], leave_out) for run in runs
-    ]
+    return [_label(run, [r for r in runs if r.summary.method == run.summary.method], leave_out) for run in runs]
 
 
 def other_differences(runs: list[RunData]) -> list[str]:
@@ -207,9 +203,7 @@ def comparison(groups: list[Group]) -> Table:
     columns, rows = ["label", "method", "n", "seeds"], []
     for kind in ("accuracy", "forgetting"):
         columns += [f"{kind}_{mode}_{part}" for mode in modes for part in ("mean", "std")]
-    columns += [
-        f"{name}_{part}" for name in ("bytes_up", "bytes_down", "seconds") for part in ("mean", "std")
-    ]
+    columns += [f"{name}_{part}" for name in ("bytes_up", "bytes_down", "seconds") for part in ("mean", "std")]
     for group in groups:
         stats = [group.accuracy.get(mode, nothing) for mode in modes]
         stats += [group.forgetting.get(mode, nothing) for mode in modes]

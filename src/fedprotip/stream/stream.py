@@ -119,7 +119,7 @@ def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
         order = ordered(list(dataset.domains), stream, seed, "domain")
         if stream.tasks > len(order):
             raise UsageError(
-                f"stream.tasks = {stream.tasks}: there are {len(order)} domains, the nearest valid value is {len(order)}."
+                f"stream.tasks = {stream.tasks}: there are {len(order)} domains; the nearest valid value is that."
             )
         train, test = dataset.train_domains.numpy(), dataset.test_domains.numpy()
         return [

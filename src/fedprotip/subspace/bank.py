@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedprotip.subspace.merge import append
 
+
 @dataclass
 class SubspaceBank:
     """Bases of all tasks so far. Columns are only ever appended; older ones never change."""

@@ -60,9 +60,7 @@ def forgetting_bound(
     betas: Sequence[float], rounds: int, steps: int, lr: float, smoothness: float, second_moment: float
 ) -> float:
     """Eq. 14: bound on the loss increase of an old task; `betas` are β_τ^(t−1) of every later task t."""
-    return second_moment * sum(
-        rounds * (beta * steps * lr + smoothness / 2 * steps**2 * lr**2) for beta in betas
-    )
+    return second_moment * sum(rounds * (beta * steps * lr + smoothness / 2 * steps**2 * lr**2) for beta in betas)
 
 
 def canonical_lr(rounds: int, steps: int, smoothness: float) -> float:

@@ -1,0 +1,155 @@
+"""What a person sees in the terminal: progress while a run works, tables when it is done."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+MODES = {
+    "aware": "true task given",
+    "agnostic": "all heads, no routing",
+    "single": "task found from one sample",
+    "batch64": "task found from a group",
+}
+
+
+def plain(text: str) -> str:
+    """Text that rich must not read as markup."""
+    return escape(text)
+
+
+class Progress:
+    """A bar over all rounds with loss, accuracy and time left; silent when stderr is not a terminal.
+
+    Is itself an observer of events. For several runs, `of(name)` gives an observer for each.
+    """
+
+    def __init__(self, console: Console, runs: int = 1) -> None:
+        self._console, self._runs = console, runs
+        self._bars = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(),
+            bars.TextColumn("{task.percentage:>3.0f}%"),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._started = 0
+        self.folder = ""
+
+    def __enter__(self) -> "Progress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+        if isinstance(error, KeyboardInterrupt) and self.folder:
+            self._console.print(
+                f"Stopped; nothing is lost. Continue with: fedprotip resume {plain(self.folder)}",
+                soft_wrap=True,
+            )
+
+    def of(self, name: str) -> "_Bar":
+        self._started += 1
+        return _Bar(self, f"{name} ({self._started}/{self._runs})" if self._runs > 1 else name)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if not hasattr(self, "_bar"):
+            self._bar = self.of("run")
+        self._bar(event)
+
+
+class _Bar:
+    """The bar of one run."""
+
+    def __init__(self, owner: Progress, name: str) -> None:
+        self._owner, self._name = owner, name
+        self._bar: bars.TaskID | None = None
+        self._rounds = 1
+        self._accuracy = ""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        getattr(self, f"_on_{event['event']}", lambda event: None)(event)
+
+    def _on_start(self, event: dict[str, Any]) -> None:
+        self._owner.folder = event["text"]
+        self._rounds = event["rounds"]
+        self._bar = self._owner._bars.add_task(
+            self._name, total=event["tasks"] * self._rounds, completed=event["done"] * self._rounds, note=""
+        )
+
+    def _on_round(self, event: dict[str, Any]) -> None:
+        loss = "" if event["loss"] is None else f"loss {event['loss']:.3f}"
+        self._show(event["task"] * self._rounds + event["round"] + 1, f"task {event['task'] + 1} · {loss}")
+
+    def _on_task(self, event: dict[str, Any]) -> None:
+        self._accuracy = " · ".join(f"{mode} {value:.1f} %" for mode, value in event["accuracy"].items())
+        self._show((event["task"] + 1) * self._rounds, f"task {event['task'] + 1}")
+
+    def _on_note(self, event: dict[str, Any]) -> None:
+        self._owner._console.print(plain(event["text"]), style="dim", soft_wrap=True)
+
+    def _on_warning(self, event: dict[str, Any]) -> None:
+        self._owner._console.print(f"[yellow]{plain(event['text'])}[/yellow]", soft_wrap=True)
+
+    def _on_failure(self, event: dict[str, Any]) -> None:
+        place = "task end" if event["round"] is None else f"round {event['round'] + 1}"
+        self._owner._console.print(
+            f"[yellow]client {event['client']} left out in task {event['task'] + 1}, {place}:[/yellow] "
+            f"{plain(event['reason'])}",
+            soft_wrap=True,
+        )
+
+    def _show(self, completed: int, note: str) -> None:
+        if self._bar is not None:
+            self._owner._bars.update(self._bar, completed=completed, note=f"{note}  {self._accuracy}".strip())
+
+
+def print_summary(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+    """The headline table of one run and where to look further."""
+    table = Table(title=f"{summary['method']}, {summary['tasks']} tasks, seed {summary['seed']}")
+    for heading in ("mode", "accuracy %", "forgetting"):
+        table.add_column(heading, justify="left" if heading == "mode" else "right")
+    for mode, accuracy in summary["accuracy"].items():
+        table.add_row(f"{mode} [dim]({MODES[mode]})", f"{accuracy:.1f}", f"{summary['forgetting'][mode]:.1f}")
+    console.print(table)
+    if summary["failures"]["count"]:
+        console.print(f"Clients left out {summary['failures']['count']} times; the report says why.")
+    console.print(f"Report: {plain(str(folder / 'report.html'))}", soft_wrap=True)
+
+
+def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -> None:
+    """Accuracy and forgetting of every method in every mode, mean ± std over seeds."""
+    modes = [mode for mode in MODES if any(mode in row["accuracy"] for row in rows)]
+    table = Table(title="Accuracy % (forgetting in points)")
+    table.add_column("method")
+    table.add_column("runs", justify="right")
+    for mode in modes:
+        table.add_column(f"{mode}\n[dim]{MODES[mode]}", justify="right")
+    for row in rows:
+        table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
+    console.print(table)
+    console.print(f"Report: {plain(str(page))}", soft_wrap=True)
+
+
+def print_info(console: Console, facts: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    for key, value in facts.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(f"[bold]{key}", plain(shown))
+    console.print(table)
+
+
+def _cell(row: dict[str, Any], mode: str) -> str:
+    if mode not in row["accuracy"]:
+        return "–"
+    accuracy, drop = row["accuracy"][mode], row["forgetting"][mode]
+    spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.1f}"
+    return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f})"
