@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedprotip.errors import RunError
+
 MODES = {
     "aware": "true task given",
     "agnostic": "all heads, no routing",
@@ -51,10 +53,7 @@ class Progress:
     ) -> None:
         self._bars.stop()
         if isinstance(error, KeyboardInterrupt) and self.folder:
-            self._console.print(
-                f"Stopped; nothing is lost. Continue with: fedprotip resume {plain(self.folder)}",
-                soft_wrap=True,
-            )
+            raise RunError(f"Stopped; nothing is lost. Continue with: fedprotip resume {self.folder}") from None
 
     def of(self, name: str) -> "_Bar":
         self._started += 1

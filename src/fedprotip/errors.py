@@ -23,10 +23,11 @@ class RunError(FedprotipError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known word, and all of them when they are few."""
+    """A hint that names the closest known word, and all of them when they are few; the end of a sentence."""
     names = sorted(known)
-    close = get_close_matches(word, names, n=1, cutoff=0.5)
-    if close and len(names) > 8:
-        return f"did you mean {close[0]!r}?"
+    many = len(names) > 8
+    close = get_close_matches(word, names, n=1, cutoff=0.0 if many else 0.5)
+    if many:
+        return f"did you mean {close[0]!r}"
     listed = ", ".join(names) if names else "none"
-    return f"did you mean {close[0]!r}? (known: {listed})" if close else f"known: {listed}"
+    return f"did you mean {close[0]!r} (known: {listed})" if close else f"known: {listed}"

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import load as load_tensors
@@ -33,7 +34,12 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 def serialise(tensors: Mapping[str, Tensor]) -> bytes:
     """The same tensors always give the same bytes."""
-    return save_tensors({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+    return save_tensors({name: own_copy(tensors[name]) for name in sorted(tensors)})
+
+
+def own_copy(tensor: Tensor) -> Tensor:
+    """On the CPU, with memory of its own: safetensors refuses tensors that share memory."""
+    return tensor.detach().cpu().contiguous().clone()
 
 
 def hash_of(data: bytes) -> str:
@@ -86,8 +92,9 @@ class ObjectFolder:
         for folder in (self.path, self._mirror):
             path = folder / name
             if path.is_file() and hash_of(data := path.read_bytes()) == name:
-                if folder == self._mirror:  # the first copy was damaged: mend it
-                    write_atomic(self.path / name, data)
+                if folder == self._mirror:  # the first copy was damaged: mend it, if the disk lets us
+                    with suppress(OSError):
+                        write_atomic(self.path / name, data)
                 return data
         raise RunError(f"the object {name[:12]} is missing or does not have its hash")
 
@@ -96,7 +103,7 @@ class ClientStore:
     """State of clients that lasts between rounds: one group of tensors per (client, name).
 
     Entries within the memory budget stay in memory, the others live on disk, so the memory of a simulation
-    does not grow with the number of clients.
+    does not grow with the number of clients. What goes in and what comes out are copies.
     """
 
     def __init__(self, objects: ObjectFolder, budget_bytes: int) -> None:
@@ -110,17 +117,17 @@ class ClientStore:
         key = f"{client}/{name}"
         self._drop(key)
         self._index.pop(key, None)
-        self._remember(key, {n: t.detach().cpu().contiguous() for n, t in tensors.items()})
+        self._remember(key, {name: own_copy(tensor) for name, tensor in tensors.items()})
 
     def get(self, client: int, name: str) -> Tensors | None:
         key = f"{client}/{name}"
         if key in self._cache:
             self._cache.move_to_end(key)
-            return self._cache[key]
+            return {name: own_copy(tensor) for name, tensor in self._cache[key].items()}
         if key not in self._index:
             return None
         tensors = self._objects.read(self._index[key])
-        self._remember(key, tensors)
+        self._remember(key, {name: own_copy(tensor) for name, tensor in tensors.items()})
         return tensors
 
     def flush(self) -> dict[str, str]:

@@ -48,7 +48,8 @@ class Message:
         return payload + (len(json.dumps(self.meta)) if self.meta else 0)
 
     def to_bytes(self) -> bytes:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        # clone: the container refuses tensors that share memory
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors.items()}
         return save_tensors(tensors, metadata={"kind": self.kind, "meta": json.dumps(self.meta)})
 
     @classmethod
@@ -60,7 +61,7 @@ class Message:
             header = json.loads(data[8 : 8 + length])["__metadata__"]
             meta = json.loads(header["meta"])
             kind = header["kind"]
-        except (SafetensorError, struct.error, KeyError, ValueError, TypeError) as error:
+        except (SafetensorError, struct.error, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise BadMessage(f"not a readable message ({error})") from None
         if not isinstance(meta, dict) or not isinstance(kind, str):
             raise BadMessage("not a readable message (metadata)")

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class RunFolder:
         """A new run in an empty or missing folder."""
         run = cls(path)
         with explained(path):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if path.exists() and not (path.is_dir() and _is_blank(path)):
                 hint = f"continue it with: fedprotip resume {path}" if is_run(path) else "choose another with --out"
                 raise UsageError(f"The run folder {path} is not empty; {hint}.")
             run._objects.create()
@@ -95,7 +95,10 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            if not isinstance(value, dict):
+                raise ValueError("a JSON object was expected")
+            return value
         except FileNotFoundError:
             raise RunError(f"{self.path} has no {name} yet; finish it with: fedprotip resume {self.path}.") from None
         except (ValueError, OSError) as error:
@@ -170,12 +173,13 @@ class RunFolder:
             try:
                 index = _unsealed(path.read_bytes())
                 self._objects.verify(sorted(_names(index)))
-                self._cut_logs(index["logs"])
+                self._check_logs(index["logs"])
             except (RunError, OSError, ValueError) as error:
                 warn(f"Checkpoint {path.name} is damaged ({error}); the one before it is used.")
                 continue
+            self._cut_logs(index["logs"])
             self._step = int(path.stem)
-            self._named = {self._step: _names(index)}
+            self._named = {self._step: _names(index)} | self._older()
             self._clean()
             store.restore(index["clients"])
             return index["state"], {name: self._objects.read(obj) for name, obj in index["groups"].items()}
@@ -185,13 +189,21 @@ class RunFolder:
         self._clean()
         return None
 
+    def _older(self) -> dict[int, set[str]]:
+        """The objects of the checkpoint before the current one, kept in case the current one is damaged later."""
+        with suppress(RunError, OSError, ValueError):
+            return {self._step - 1: _names(_unsealed(self._index_path(self._step - 1).read_bytes()))}
+        return {}
+
     def _index_path(self, step: int) -> Path:
         return self._checkpoints / f"{step:08d}.json"
 
-    def _cut_logs(self, sizes: Mapping[str, int]) -> None:
+    def _check_logs(self, sizes: Mapping[str, int]) -> None:
         for log, size in sizes.items():
             if (self.path / log).stat().st_size < size:
                 raise RunError(f"{log} is shorter than it should be")
+
+    def _cut_logs(self, sizes: Mapping[str, int]) -> None:
         for log, size in sizes.items():
             os.truncate(self.path / log, size)
 
@@ -207,6 +219,13 @@ class RunFolder:
 
 def is_run(path: Path) -> bool:
     return (path / "manifest.json").is_file()
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a folder is empty, or holds only what an interrupted `create` left before it was a run."""
+    names = {entry.name for entry in path.iterdir()}
+    left = {"checkpoint", *LOGS, "settings.toml", "settings.toml.tmp", "manifest.json.tmp"}
+    return not names or ("checkpoint" in names and names <= left)
 
 
 def free_path(base: Path) -> Path:

@@ -9,6 +9,7 @@ Defaults are the paper's (section 6 and appendix E) wherever the paper states on
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,9 +19,9 @@ from fedprotip.errors import UsageError, nearest
 
 
 class Section(BaseModel):
-    """A group of settings: immutable, and an unknown key is an error."""
+    """A group of settings: immutable, an unknown key is an error, and so is true or "5" for a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataSettings(Section):
@@ -72,12 +73,14 @@ class ClientsSettings(Section):
             if not task.isdecimal():
                 raise ValueError(f"the task {task!r} must be a number counted from 0")
             parse_ids(ids)
+        if len({int(task) for task in value}) < len(value):
+            raise ValueError("a task is named twice")
         return value
 
     def active(self, task: int) -> list[int]:
         """Client ids that take part in `task`."""
-        changes = [int(start) for start in self.roster if int(start) <= task]
-        return parse_ids(self.roster[str(max(changes))]) if changes else list(range(self.count))
+        changes = {int(start): ids for start, ids in self.roster.items() if int(start) <= task}
+        return parse_ids(changes[max(changes)]) if changes else list(range(self.count))
 
 
 class ModelSettings(Section):
@@ -153,7 +156,7 @@ class Settings(Section):
     @classmethod
     def _method_has_its_own_settings(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _method_class(str(value.get("name", "fedprotip")))(**value)
+            return _method_class(str(value.get("name", "fedprotip"))).model_validate(dict(value))
         return value
 
 
@@ -174,10 +177,11 @@ def parse_ids(text: str) -> list[int]:
     """
     ids: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
             raise ValueError(f"{text!r} is not a list of client ids such as '0-2,7'")
-        ids.update(range(int(first), int(last or first) + 1))
+        ids.update(range(int(first), int(last) + 1))
     return sorted(ids)
 
 
@@ -203,9 +207,10 @@ def load(
         _assign(raw, assignment)
     _set_aside_foreign_options(raw, note)
     try:
-        settings = Settings(**raw)
+        settings = Settings.model_validate(raw)
     except ValidationError as error:
         raise UsageError(_sentence(error, raw)) from None
+    _refuse_what_toml_cannot_hold(settings)
     for key in ("data.name", "model.name"):
         section, field = key.split(".")
         value = getattr(getattr(settings, section), field)
@@ -217,10 +222,10 @@ def load(
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file in UTF-8.") from None
+    except (ValueError, RecursionError) as error:  # mostly TOMLDecodeError, which is a ValueError
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise UsageError(f"Cannot read the settings file {path}: {error.strerror}.") from None
 
@@ -259,19 +264,35 @@ def _method_class(name: str) -> type[MethodSettings]:
     return _known["method.name"][name]
 
 
+def _refuse_what_toml_cannot_hold(settings: Settings) -> None:
+    """Half a character (a file name that is not UTF-8) could not be saved with the run."""
+    for section in Settings.model_fields:
+        for key, value in getattr(settings, section):
+            try:
+                _toml_value(value).encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"{section}.{key} = {value!r} is not text in UTF-8; rename it.") from None
+
+
 def _assign(raw: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
-    section, dot, field = key.strip().partition(".")
-    if not equals or not dot or not field:
+    section, _, field = key.strip().partition(".")
+    if not equals or not section or not field:
         raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.rounds=5.")
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = _parse(text.strip())
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
         raise UsageError(f"{section} = {table!r} must be a table of settings.")
     table[field] = value
+
+
+def _parse(text: str) -> Any:
+    """A TOML value; anything else, dates and lines of their own included, is a string as it stands."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return text if len(table) > 1 or isinstance(table["value"], date | time) else table["value"]
 
 
 def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:
@@ -279,42 +300,48 @@ def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None])
     method = raw.get("method")
     if not isinstance(method, dict):
         return
-    mine = _method_class(str(method.get("name", "fedprotip")))
+    name = str(method.get("name", "fedprotip"))
+    mine = _method_class(name)
     others = {field for cls in _known["method.name"].values() for field in cls.model_fields}
     for key in [key for key in method if key not in mine.model_fields and key in others]:
-        note(f"method.{key} is not a setting of {method.get('name')!r} and is left aside.")
+        note(f"method.{key} is not a setting of {name!r} and is left aside.")
         del method[key]
 
 
 def _sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
     """The first problem of a ValidationError as one sentence: key, value, what would be valid."""
-    problem = error.errors()[0]
+    problems = error.errors()
+    same_key = [problem for problem in problems if problem["loc"][:2] == problems[0]["loc"][:2]]
+    problem = max(same_key, key=lambda problem: len(problem["loc"]))  # of several types the one that came furthest
     path = [str(part) for part in problem["loc"]]
     if error.title != "Settings":  # raised by a method's own class, which sees only its section
         path = ["method", *path]
     section, field = path[0], path[1] if len(path) > 1 else ""
     key = f"{section}.{field}" if field else section
     context = problem.get("ctx", {})
-    if problem["type"] == "extra_forbidden":
-        return f"{key} is not a setting; {nearest(key, _all_keys(raw))}."
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        table = not field and isinstance(problem["input"], Mapping)
+        return f"{key} is not a setting; {nearest(key, Settings.model_fields if table else _all_keys(raw))}."
     if not field:
         return f"{section} = {problem['input']!r} must be a table of settings."
     value = raw.get(section, {}).get(field)
     if problem["type"] == "literal_error":
         choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
         return f"{key} = {value!r} is not a choice; {nearest(str(value), choices)}."
-    reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").rstrip(".")
+    reason = problem["msg"].removeprefix("Value error, ").replace("Input ", "it ", 1).rstrip(".")
     bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
     edge = {"ge": bound, "le": bound, "gt": f"just above {bound}", "lt": f"just below {bound}"}
     limit = next((str(edge[name]) for name in edge if name in context), "")
-    return f"{key} = {value!r}: it {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
+    return f"{key} = {value!r}: {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
 
 
 def _all_keys(raw: Mapping[str, Any]) -> list[str]:
     keys = []
     for name in Settings.model_fields:
-        method = raw.get("method", {}).get("name", "fedprotip") if name == "method" else ""
-        cls = _method_class(method) if method else type(getattr(Settings(), name))
+        chosen = raw.get(name)
+        cls = type(getattr(Settings(), name))
+        if name == "method" and isinstance(chosen, Mapping):
+            cls = _method_class(str(chosen.get("name", "fedprotip")))
         keys += [f"{name}.{key}" for key in cls.model_fields]
     return keys
 
@@ -329,7 +356,9 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it, TOML forbids it
+    return repr(value)

@@ -10,6 +10,7 @@ engine. A run continues from wherever `server.progress` stands.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import perf_counter
 
 from fedprotip.errors import RunError
@@ -51,7 +52,8 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
         with journal.phase(progress, "evaluate"):
             if probe:
                 probe.finish_task(task)
-            evaluation = evaluate(server.network, server.stream, server.method.router(server.knowledge), task, settings)
+            router = server.method.router(server.knowledge) if server.method.routes else None
+            evaluation = evaluate(server.network, server.stream, router, task, settings)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: progress.seconds[phase] - before[phase] for phase in before}
         ranks, dims = server.method.ranks(server.knowledge)
@@ -77,11 +79,7 @@ def train_round(
     loss = sum(losses) / len(losses) if losses else None
     journal.event("round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started)
     if server.progress.barren >= PATIENCE:
-        raise RunError(
-            f"No client delivered a usable update in {PATIENCE} rounds; the last reason: "
-            f"{list(server.progress.failures)[-1] if server.progress.failures else 'no client has data'}. "
-            "Mend that (a smaller train.lr if values are not finite), then resume."
-        )
+        raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
 
 
 def finish_task(
@@ -104,13 +102,23 @@ def finish_task(
         clients = active if exchange.everyone else present
         replies = engine.summarise(clients, exchange.kind, logged(server, journal, task, None, parcel))
         checked = valid(replies, server, journal, task, None, check)
-        result = method.digest(exchange.kind, checked, server.network, server.knowledge, task)
+        first = next(checked, None)
+        if first is None:
+            raise RunError(f"No client delivered its {exchange.kind} at the end of task {task + 1}; {_reason(server)}.")
+        usable = chain([first], checked)
+        result = method.digest(exchange.kind, usable, server.network, server.knowledge, task)
         if result is not None:
             method.receive(server.knowledge, result, task)
             digested.append(result)
     for client, received in reached.items():
         if received == len(digested):
             server.progress.holds[str(client)] = task
+
+
+def _reason(server: Server) -> str:
+    """The last failure, and what to do."""
+    last = list(server.progress.failures)[-1] if server.progress.failures else "no client has data"
+    return f"the last reason: {last}; mend it (not finite: a smaller train.lr), then resume"
 
 
 Parcel = Callable[[int], list[Message]]

@@ -63,6 +63,7 @@ class CosineRouter:
 
         Ties go to the higher mean similarity: it is added with a weight below half a vote.
         """
+        relevance = relevance.double()  # with many clients the tie-break is small beside a vote
         unit = torch.nn.functional.normalize(self.references.to(relevance), dim=2)
         query = torch.nn.functional.normalize(relevance, dim=1)
         similarity = torch.einsum("gt,kst->gks", query, unit)  # Eq. 12, (g, K, T)

@@ -4,6 +4,9 @@ import numpy as np
 
 Shares = list[np.ndarray]
 
+LARGE = 1e100
+"""A larger α gives equal shares just the same, but its samples would overflow."""
+
 
 def split_iid(indices: np.ndarray, clients: int, rng: np.random.Generator) -> Shares:
     """Shuffle and cut into equal parts (sizes differ by one at most)."""
@@ -24,7 +27,7 @@ def split_dirichlet(
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         samples = rng.permutation(indices[labels == label])
-        shares = rng.dirichlet(np.full(clients, alpha))
+        shares = rng.dirichlet(np.full(clients, min(alpha, LARGE)))
         if not np.isfinite(shares).all() or shares.sum() == 0:  # a vanishing α underflows: one client has it all
             shares = np.eye(clients)[rng.integers(clients)]
         if len(samples) >= clients:

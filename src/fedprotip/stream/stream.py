@@ -83,7 +83,12 @@ def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
     """The stream that the settings describe; impossible settings are a UsageError."""
     dataset = dataset or load_dataset(settings.data)
     make = _class_incremental if settings.stream.scenario == "class" else _domain_incremental
-    return Stream(dataset, make(dataset, settings), settings)
+    tasks = make(dataset, settings)
+    for task in tasks:
+        if not len(task.train) or not len(task.test):
+            part = "test" if len(task.train) else "training"
+            raise UsageError(f"Task {task.index} ({task.name}) has no {part} samples; leave it out with stream.order.")
+    return Stream(dataset, tasks, settings)
 
 
 def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
@@ -128,6 +133,12 @@ def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
         ]
     if stream.domains == "rotate" and stream.tasks > 4:
         raise UsageError(f"stream.tasks = {stream.tasks}: 'rotate' makes quarter turns, the nearest valid value is 4.")
+    if stream.domains == "rotate" and dataset.image_shape[1] != dataset.image_shape[2]:
+        height, width = dataset.image_shape[1:]
+        raise UsageError(
+            f"stream.domains = 'rotate' needs square images, those of {dataset.name!r} are {height}×{width}; "
+            "choose 'permute'."
+        )
     if stream.order != "natural":
         raise UsageError(f"stream.order = {stream.order!r}: made domains have no order; the only choice is 'natural'.")
     train, test = np.arange(len(dataset.train_labels)), np.arange(len(dataset.test_labels))

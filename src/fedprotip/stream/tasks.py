@@ -13,6 +13,8 @@ def ordered(names: list[str], settings: StreamSettings, seed: int, what: str) ->
         return list(range(len(names)))
     if settings.order == "seeded":
         return numpy_stream(seed, "order").permutation(len(names)).tolist()
+    if not settings.order:
+        raise UsageError(f"stream.order = [] names no {what}; the nearest valid choice is 'natural'.")
     for name in settings.order:
         if name not in names:
             raise UsageError(f"stream.order names {name!r}, which is not a {what}; {nearest(name, names)}.")
@@ -38,10 +40,11 @@ def task_sizes(classes: int, settings: StreamSettings) -> list[int]:
         sizes = [wanted] * tasks
     else:
         sizes = [len(part) for part in np.array_split(np.arange(classes + (tasks - 1) * overlap), tasks)]
-    if tasks > 1 and overlap >= min(sizes):
+    if overlap >= min(sizes):
+        largest = min(sizes) - 1 if wanted else classes - tasks  # shared out evenly, sizes grow with the overlap
         raise UsageError(
             f"stream.overlap = {overlap} must be smaller than the smallest task, which has {min(sizes)} classes; "
-            f"the nearest valid value is {min(sizes) - 1}."
+            f"the nearest valid value is {largest}."
         )
     needed = sum(sizes) - (tasks - 1) * overlap
     if needed > classes:

@@ -1,0 +1,274 @@
+"""Algorithm 1 under stress: failing clients, missing data, any order of clients, many clients."""
+
+import gc
+import json
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.federation.average import Average
+from fedprotip.federation.client import Workspace
+from fedprotip.federation.local import LocalEngine
+from tests.small import results, small
+
+
+def events(folder, name):
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def ledger(folder):
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def train_with(monkeypatch):
+    """Replace a client's training by a function of (original message, client, task, round)."""
+
+    def install(change, verb="train"):
+        original = getattr(Workspace, verb)
+
+        def replaced(self, client, place):
+            return change(original(self, client, place), client, self.task, place)
+
+        monkeypatch.setattr(Workspace, verb, replaced)
+
+    return install
+
+
+def test_a_client_that_raises_is_left_out_and_counted(tmp_path, train_with):
+    def broken(message, client, task, round_):
+        if client == 1 and task == 1:
+            raise OSError("the disk of this hospital is full")
+        return message
+
+    train_with(broken)
+    summary = fedprotip.run(small(), out=tmp_path / "r")
+    assert summary["failures"] == {"count": 3, "by_reason": {"OSError: the disk of this hospital is full": 3}}
+    assert [(e["client"], e["task"], e["round"]) for e in events(tmp_path / "r", "failure")] == [
+        (1, 1, 0),
+        (1, 1, 1),
+        (1, 1, 2),
+    ]
+    assert [e["clients"] for e in events(tmp_path / "r", "round")] == [3, 3, 3, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_rejected(tmp_path, train_with, value):
+    def poisoned(message, client, task, round_):
+        if client == 0 and round_ == 1:
+            message.tensors["backbone.1.weight"][0, 0] = value
+        return message
+
+    train_with(poisoned)
+    summary = fedprotip.run(small(), out=tmp_path / "r")
+    assert summary["failures"]["count"] == 3
+    rejected = [line for line in ledger(tmp_path / "r") if line["status"] == "rejected"]
+    assert {(line["client"], line["kind"], line["direction"]) for line in rejected} == {(0, "model", "up")}
+    assert "not finite" in rejected[0]["reason"]
+    model = (tmp_path / "r" / "model.safetensors").read_bytes()
+    assert all(torch.isfinite(t).all() for t in __import__("safetensors.torch").torch.load(model).values())
+
+
+def test_a_missing_or_misshapen_tensor_is_rejected(tmp_path, train_with):
+    def mangled(message, client, task, round_):
+        if client == 0:
+            message.tensors.pop("backbone.1.weight")
+        elif client == 1:
+            message.tensors["backbone.1.weight"] = torch.zeros(2, 2)
+        return message
+
+    train_with(mangled)
+    summary = fedprotip.run(small(), out=tmp_path / "r")
+    assert summary["failures"]["count"] == 18
+    assert all(e["clients"] == 1 for e in events(tmp_path / "r", "round"))
+
+
+def test_failures_at_the_end_of_a_task_do_not_stop_the_run(tmp_path, train_with):
+    def broken(message, client, task, kind):
+        if client == 0 and kind == "basis":
+            raise RuntimeError("unplugged")
+        if client == 1 and kind == "reference" and task == 2:
+            message.tensors["values"][0, 0] = torch.nan
+        return message
+
+    train_with(broken, "summarise")
+    summary = fedprotip.run(small(), out=tmp_path / "r")
+    assert summary["failures"]["by_reason"] == {
+        "RuntimeError: unplugged": 3,
+        "values has values that are not finite": 1,
+    }
+    assert summary["tasks"] == 3
+
+
+def test_when_all_clients_fail_the_run_stops_with_the_reason_and_can_be_resumed(tmp_path, train_with, monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def broken(self, client, place):
+            raise OSError("no route to host")
+
+        patch.setattr(Workspace, "train", broken)
+        with pytest.raises(fedprotip.RunError, match="no route to host"):
+            fedprotip.run(small(), out=tmp_path / "r")
+    assert fedprotip.resume(tmp_path / "r")["tasks"] == 3
+
+
+def test_when_no_client_delivers_a_basis_the_run_stops(tmp_path, train_with):
+    def broken(message, client, task, kind):
+        raise OSError("gone")
+
+    train_with(broken, "summarise")
+    with pytest.raises(fedprotip.RunError, match="gone"):
+        fedprotip.run(small(), out=tmp_path / "r")
+
+
+def test_clients_with_no_data_and_with_one_sample(tmp_path):
+    """200 clients share about 270 samples of a task: many have none, many have one."""
+    settings = small(
+        clients={"count": 200, "alpha": 0.05}, model={"name": "small_cnn", "width": 8}, train={"rounds": 1}
+    )
+    summary = fedprotip.run(settings, out=tmp_path / "r")
+    absent = events(tmp_path / "r", "absent")
+    assert len(absent) == 3
+    assert all(event["clients"] for event in absent)
+    assert summary["tasks"] == 3
+    trained = {line["client"] for line in ledger(tmp_path / "r") if line["task"] == 0 and line["round"] == 0}
+    assert not trained & set(absent[0]["clients"])
+
+
+class Backwards(LocalEngine):
+    """Runs the clients in the opposite order and hands the replies on in the order of clients."""
+
+    def _ask(self, clients, parcel, work):
+        replies = {reply.client: reply for reply in super()._ask(clients[::-1], parcel, work)}
+        return iter([replies[client] for client in clients])
+
+
+@pytest.mark.parametrize("norm", ["track", "freeze_after_first", "frozen"])
+def test_the_order_in_which_clients_run_does_not_matter(tmp_path, monkeypatch, norm):
+    settings = small(model={"name": "small_cnn", "width": 8, "norm": norm}, train={"rounds": 2})
+    fedprotip.run(settings, out=tmp_path / "forwards")
+    monkeypatch.setattr("fedprotip.api.LocalEngine", Backwards)
+    fedprotip.run(settings, out=tmp_path / "backwards")
+    one, other = results(tmp_path / "forwards"), results(tmp_path / "backwards")
+    for found in (one, other):
+        found["ledger"] = sorted(found["ledger"].splitlines())
+    assert one == other
+
+
+def test_the_same_settings_give_the_same_result_and_another_seed_another(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        fedprotip.run(small(run={"seed": seed}), out=tmp_path / name)
+    assert results(tmp_path / "a") == results(tmp_path / "b")
+    assert results(tmp_path / "a")["model.safetensors"] != results(tmp_path / "c")["model.safetensors"]
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.5, 2), (0.25, 1), (0.01, 1), (1.0, 4)])
+def test_a_share_of_the_clients_trains_but_all_extract(tmp_path, fraction, expected):
+    settings = small(clients={"count": 4, "fraction": fraction, "partition": "iid"})
+    fedprotip.run(settings, out=tmp_path / "r")
+    lines = [line for line in ledger(tmp_path / "r") if line["direction"] == "up"]
+    rounds = {}
+    for line in lines:
+        rounds.setdefault((line["task"], line["round"], line["kind"]), set()).add(line["client"])
+    trained = [clients for (_, round_, kind), clients in rounds.items() if kind == "model"]
+    assert {len(clients) for clients in trained} == {expected}
+    assert all(len(c) == 4 for (_, round_, kind), c in rounds.items() if kind in ("basis", "reference"))
+    if expected < 4:
+        assert len(set(map(tuple, map(sorted, trained)))) > 1  # another draw in another round
+
+
+def test_only_one_update_is_alive_at_a_time(tmp_path, monkeypatch):
+    """The server's memory does not grow with clients: each update is gone before the next one is made."""
+    alive, most = [], []
+    original = Average.add
+
+    def counting(self, tensors, weight):
+        gc.collect()
+        alive[:] = [ref for ref in alive if ref() is not None]
+        alive.append(weakref.ref(tensors["backbone.1.weight"]))
+        most.append(len(alive))
+        original(self, tensors, weight)
+
+    monkeypatch.setattr(Average, "add", counting)
+    fedprotip.run(small(clients={"count": 12, "partition": "iid"}), out=tmp_path / "r")
+    assert len(most) == 12 * 9
+    assert max(most) <= 2
+
+
+def test_fedavg_with_one_client_is_central_sgd(tmp_path):
+    from fedprotip.federation.client import local_batches
+    from fedprotip.models import build_network
+    from fedprotip.seeds import numpy_stream
+    from fedprotip.stream import build_stream
+    from tests.small import tensors
+
+    settings = small(clients={"count": 1}, method={"name": "fedavg"}, train={"momentum": 0.0})
+    fedprotip.run(settings, out=tmp_path / "r")
+    stream = build_stream(settings)
+    network = build_network(settings, stream.dataset.image_shape, routes=False)
+    for task in range(3):
+        network.add_head(stream.tasks[task].classes, 0, task)
+        moving = [*network.backbone.parameters(), *network.heads[task].parameters()]
+        optimizer = torch.optim.SGD(moving, lr=0.05, weight_decay=5e-4)
+        for round_ in range(3):
+            rng = numpy_stream(0, "batches", task, round_, 0)
+            for batch in local_batches(stream.client_samples(task, 0), settings.train, rng):
+                images, labels = stream.train_batch(task, batch)
+                logits = network.heads[task](network.backbone(images))
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(logits, network.targets(labels, task)).backward()
+                optimizer.step()
+    found = tensors(tmp_path / "r", "model")
+    assert all(torch.equal(found[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_uniform_and_weighted_averages_differ_as_they_should(tmp_path):
+    summaries = {}
+    for average in ("weighted", "uniform"):
+        summaries[average] = fedprotip.run(small(train={"average": average}), out=tmp_path / average)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in summaries]
+    assert models[0] != models[1]
+
+
+def test_ledger_counts_what_is_sent(tmp_path):
+    """Totals are the sum of the lines; after the first task frozen tensors and old heads do not travel."""
+    summary = fedprotip.run(small(clients={"count": 3, "partition": "iid"}), out=tmp_path / "r")
+    lines = ledger(tmp_path / "r")
+    for direction in ("up", "down"):
+        for kind, total in summary["bytes"][direction].items():
+            assert total == sum(ln["bytes"] for ln in lines if (ln["direction"], ln["kind"]) == (direction, kind))
+    weights = 4 * (64 * 24 + 24 * 24)
+    head = 4 * (24 * 2 + 2)
+    biases = 4 * 2 * 24
+    down = [ln["bytes"] for ln in lines if ln["direction"] == "down" and ln["kind"] == "model" and ln["client"] == 0]
+    assert down[:3] == [weights + biases + head] * 3
+    assert set(down[4:]) == {weights + head}
+    assert np.mean([ln["bytes"] for ln in lines if ln["kind"] == "reference"]) < 200
+
+
+@pytest.mark.parametrize("domains", ["rotate", "permute"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip"])
+def test_domain_incremental_runs(tmp_path, method, domains):
+    stream = {"scenario": "domain", "tasks": 2, "domains": domains, "task_size": 0}
+    summary = fedprotip.run(small(stream=stream, method={"name": method}), out=tmp_path / "r")
+    assert summary["scenario"] == "domain"
+    shared = method == "fedavg"
+    heads = {n for n in fedprotip_heads(tmp_path / "r")}
+    assert heads == ({"0"} if shared else {"0", "1"})
+    assert ("single" in summary["accuracy"]) is not shared
+
+
+def fedprotip_heads(folder):
+    from tests.small import tensors
+
+    return [name.split(".")[1] for name in tensors(folder, "model") if name.startswith("heads.")]
+
+
+def test_class_overlap_runs(tmp_path):
+    stream = {"tasks": 3, "task_size": 4, "overlap": 1}
+    summary = fedprotip.run(small(stream=stream), out=tmp_path / "r")
+    assert len(summary["matrix"]["aware"][-1]) == 3

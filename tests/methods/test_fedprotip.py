@@ -1,0 +1,178 @@
+"""The pieces of FedProTIP that are not training: thresholds, messages, merging, references."""
+
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.files import ClientStore, ObjectFolder
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods import ClientTask, create_method
+from fedprotip.methods.fedprotip import ROUTING, SIGMA
+from fedprotip.models import build_network
+from fedprotip.stream import build_stream
+from tests.small import small, tensors
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A method with everything it works on, before the end of the first task."""
+
+    def build(**options):
+        settings = small(method=options)
+        method, stream = create_method(settings), build_stream(settings)
+        network = build_network(settings, stream.dataset.image_shape, method.routes).eval()
+        network.add_head(stream.tasks[0].classes, 0, 0)
+        objects = ObjectFolder(tmp_path / "objects")
+        objects.create()
+        store = ClientStore(objects, 2**20)
+        return (
+            method,
+            network,
+            lambda client, knowledge, task=0: ClientTask(client, task, network, knowledge, stream, store, seed=0),
+        )
+
+    return build
+
+
+def test_threshold_grows_by_task_and_follows_patterns(make):
+    method, _, _ = make(threshold=0.7, layer_thresholds={"3.*": 0.9, "*": 0.8})
+    assert method.threshold("3.weight", 0) == 0.9
+    assert method.threshold("1.weight", 4) == pytest.approx(0.804)
+    method, _, _ = make(threshold=0.9995)
+    assert method.threshold("1.weight", 7) == 1.0
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": "energy"}, {"routing_rank": 3}, {"rank_rule": "mass"}])
+def test_a_clients_message_is_valid_and_merges(make, options):
+    method, network, at = make(**options)
+    replies = [(client, method.summarise("basis", at(client, {}))) for client in range(3)]
+    for _, message in replies:
+        method.validate(message, network, {}, 0)
+    merged = method.digest("basis", iter(replies), network, {}, 0)
+    assert set(merged.tensors) == {"1.weight", "3.weight", ROUTING}
+    if options.get("merge") != "energy":
+        for name in ("1.weight", "3.weight"):  # the union holds every client's directions
+            phi = merged.tensors[name].double()
+            for _, message in replies:
+                u = message.tensors[name].double()
+                assert (u - phi @ (phi.T @ u)).abs().max() < 1e-4
+    if options.get("routing_rank"):
+        assert merged.tensors[ROUTING].shape[1] == 3
+    own_and_server = {}, {}
+    for knowledge in own_and_server:  # client and server make the same of the broadcast
+        method.receive(knowledge, merged, 0)
+    assert own_and_server[0].keys() == own_and_server[1].keys()
+
+
+def test_singular_values_travel_only_when_they_are_needed(make):
+    method, _, at = make()
+    message = method.summarise("basis", at(0, {}))
+    assert not any(name.startswith(SIGMA) for name in message.tensors)
+    assert message.meta == {}
+
+
+def break_orthonormality(message):
+    message.tensors["1.weight"][:, 0] *= 1.1
+
+
+def break_finiteness(message):
+    message.tensors["1.weight"][0, 0] = torch.nan
+
+
+def drop_routing(message):
+    del message.tensors[ROUTING]
+
+
+def empty_routing(message):
+    message.tensors[ROUTING] = message.tensors[ROUTING][:, :0]
+
+
+def unknown_layer(message):
+    message.tensors["nonsense"] = torch.eye(3)
+
+
+def wrong_width(message):
+    message.tensors["1.weight"] = torch.eye(7)
+
+
+def wrong_dtype(message):
+    message.tensors["1.weight"] = message.tensors["1.weight"].double()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [break_orthonormality, break_finiteness, drop_routing, empty_routing, unknown_layer, wrong_width, wrong_dtype],
+)
+def test_bad_bases_are_rejected(make, damage):
+    method, network, at = make()
+    message = method.summarise("basis", at(0, {}))
+    damage(message)
+    with pytest.raises(BadMessage):
+        method.validate(message, network, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        (torch.full((1, 1), -1.0), torch.ones(1, dtype=torch.int64)),
+        (torch.full((1, 1), torch.nan), torch.ones(1, dtype=torch.int64)),
+        (torch.ones(2, 2), torch.ones(1, dtype=torch.int64)),
+        (torch.ones(1, 1), torch.tensor([-1])),
+    ],
+)
+def test_bad_references_are_rejected(make, values, counts):
+    method, network, _ = make()
+    with pytest.raises(BadMessage):
+        method.validate(Message("reference", {"values": values, "counts": counts}), network, {}, 0)
+
+
+def test_references_of_clients_that_left_are_kept_with_gaps(make):
+    method, network, _ = make()
+    knowledge = {}
+
+    def refer(value, *counts):
+        tasks = len(counts)
+        return Message("reference", {"values": torch.full((tasks, tasks), value), "counts": torch.tensor(counts)})
+
+    method.digest("reference", [(0, refer(1.0, 5)), (1, refer(2.0, 7))], network, knowledge, 0)
+    method.digest("reference", [(1, refer(3.0, 7, 9)), (4, refer(4.0, 0, 2))], network, knowledge, 1)
+    assert knowledge["references/clients"].tolist() == [0, 1, 4]
+    values = knowledge["references/values"]
+    assert values[0, 0, 0] == 1
+    assert values[0].isnan().sum() == 3
+    assert (values[1] == 3).all()
+    assert values[2, 0].isnan().all()
+    assert (values[2, 1] == 4).all()
+    assert knowledge["references/counts"].tolist() == [[5, 0], [7, 9], [0, 2]]
+
+
+@pytest.mark.parametrize("rule", ["mass", "energy"])
+def test_no_task_is_invisible_even_when_the_feature_space_is_full(tmp_path, rule):
+    """Four features, five tasks: later routing bases cannot be orthogonal, but none is empty."""
+    options = {"threshold": 1.0, "rank_rule": rule}
+    summary = fedprotip.run(small(stream={"tasks": 5}, model={"width": 4}, method=options), out=tmp_path / "r")
+    bases = [t for n, t in tensors(tmp_path / "r", "subspaces").items() if n.startswith("routing/")]
+    assert len(bases) == 5
+    assert all(basis.shape[1] >= 1 for basis in bases)
+    assert len(summary["routing"]["single_by_task"]) == 5
+
+
+def test_dead_features_still_give_a_routing_basis(make):
+    method, network, at = make()
+    with torch.no_grad():
+        for parameter in network.backbone.parameters():
+            parameter.zero_()
+    message = method.summarise("basis", at(0, {}))
+    method.validate(message, network, {}, 0)
+    assert message.tensors[ROUTING].shape == (24, 1)
+
+
+def test_a_subset_of_voters_decides(tmp_path):
+    fedprotip.run(small(clients={"count": 25}), out=tmp_path / "r")
+    knowledge = {f"subspaces/{n}": t for n, t in tensors(tmp_path / "r", "subspaces").items()}
+    knowledge |= {f"references/{n}": t for n, t in tensors(tmp_path / "r", "references").items()}
+    everyone = create_method(small()).router(knowledge)
+    some = create_method(small(method={"voters": 4})).router(knowledge)
+    assert len(everyone.references) > 20
+    assert len(some.references) == 4
+    assert not everyone.references.isnan().any()

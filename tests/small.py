@@ -1,0 +1,45 @@
+"""A run that takes about a second: three tasks of two digits, three clients, a narrow network."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+import fedprotip
+
+SMALL = {
+    "stream": {"tasks": 3, "task_size": 2},
+    "clients": {"count": 3},
+    "model": {"width": 24, "depth": 2},
+    "train": {"rounds": 3, "epochs": 1, "batch": 32, "lr": 0.05},
+    "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy"},
+    "run": {"threads": 1},
+}
+TENSORS = ("model.safetensors", "subspaces.safetensors", "references.safetensors")
+NOT_EXACT = ("seconds", "peak_rss_mb", "peak_gpu_mb")
+
+
+def small(*overrides, **sections):
+    """The small settings with changed sections and `key=value` overrides."""
+    raw = deepcopy(SMALL)
+    for name, values in sections.items():
+        raw[name] = {**raw.get(name, {}), **values}
+    return fedprotip.load_settings(raw, overrides)
+
+
+def results(folder: Path):
+    """Everything of a run that must be the same when it is run again: bytes of tensors, metrics, logs."""
+    found = {name: (folder / name).read_bytes() for name in TENSORS if (folder / name).exists()}
+    summary = json.loads((folder / "summary.json").read_text())
+    found["summary"] = {key: value for key, value in summary.items() if key not in NOT_EXACT}
+    found["ledger"] = (folder / "ledger.jsonl").read_bytes()
+    found["events"] = [
+        {key: value for key, value in json.loads(line).items() if key != "seconds"}
+        for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
+    return found
+
+
+def tensors(folder: Path, name: str):
+    return load_file(folder / f"{name}.safetensors")

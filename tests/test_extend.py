@@ -1,0 +1,83 @@
+"""The next task, months later."""
+
+import pytest
+
+import fedprotip
+from tests.small import results, small, tensors
+
+
+@pytest.mark.parametrize("method", ["fedprotip", "fedavg"])
+@pytest.mark.parametrize("stream", [{"task_size": 2}, {"task_size": [3, 1, 2, 2, 2], "order": "seeded"}], ids=str)
+def test_four_tasks_and_one_more_equal_five(tmp_path, method, stream):
+    sections = {"method": {"name": method}, "train": {"rounds": 2}}
+    fedprotip.run(small(stream={"tasks": 5, **stream}, **sections), out=tmp_path / "five")
+    first = stream["task_size"][:4] if isinstance(stream["task_size"], list) else stream["task_size"]
+    fedprotip.run(small(stream={"tasks": 4, **stream, "task_size": first}, **sections), out=tmp_path / "four")
+    fedprotip.extend(tmp_path / "four", tasks=1)
+    assert results(tmp_path / "four") == results(tmp_path / "five")
+
+
+def test_overlapping_classes_and_made_domains_extend_exactly_too(tmp_path):
+    for name, stream in {
+        "overlap": {"task_size": 3, "overlap": 1},
+        "domain": {"scenario": "domain", "domains": "permute", "task_size": 0},
+    }.items():
+        for tasks in (2, 3):
+            fedprotip.run(small(stream={**stream, "tasks": tasks}), out=tmp_path / f"{name}-{tasks}")
+        fedprotip.extend(tmp_path / f"{name}-2", tasks=1)
+        assert results(tmp_path / f"{name}-2") == results(tmp_path / f"{name}-3")
+
+
+def test_clients_leave_and_join(tmp_path):
+    """Clients 0 and 1 stay, 2 leaves, 5 joins: the same as a run that had this plan from the start."""
+    fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
+    fedprotip.extend(tmp_path / "r", tasks=1, clients="0-1,5")
+    fedprotip.run(small(clients={"roster": {"2": "0-1,5"}}), out=tmp_path / "planned")
+    assert results(tmp_path / "r") == results(tmp_path / "planned")
+    kept = tensors(tmp_path / "r", "references")
+    assert kept["clients"].tolist() == [0, 1, 2, 5]
+    counts = kept["counts"]
+    assert counts[2, 2] == 0
+    assert counts[3, :2].tolist() == [0, 0]
+    assert (counts[:2] > 0).all()
+    assert counts[3, 2] > 0
+
+
+def test_all_clients_can_be_replaced(tmp_path):
+    fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
+    summary = fedprotip.extend(tmp_path / "r", tasks=1, clients="7-9")
+    assert summary["tasks"] == 3
+    assert all(0 <= share <= 1 for share in summary["routing"]["single_by_task"])
+
+
+def test_an_interrupted_extension_is_resumed(tmp_path, monkeypatch):
+    from tests.test_resume import stop_after
+
+    fedprotip.run(small(stream={"tasks": 3}), out=tmp_path / "three")
+    fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.extend(tmp_path / "r", tasks=1)
+    with pytest.raises(fedprotip.UsageError, match="not finished"):
+        fedprotip.extend(tmp_path / "r", tasks=1)
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == results(tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "words"),
+    [
+        ({"tasks": 5}, {"tasks": 1}, "needs 12 classes"),
+        ({"tasks": 2, "task_size": 0}, {"tasks": 1}, "none left"),
+        ({"tasks": 2}, {"tasks": 0}, "nearest valid value is 1"),
+        ({"tasks": 2}, {"clients": "0-x"}, "not a list of client ids"),
+    ],
+)
+def test_impossible_extensions_change_nothing(tmp_path, stream, arguments, words):
+    fedprotip.run(small(stream=stream), out=tmp_path / "r")
+    before = results(tmp_path / "r"), (tmp_path / "r" / "settings.toml").read_bytes()
+    with pytest.raises(fedprotip.UsageError, match=words):
+        fedprotip.extend(tmp_path / "r", **arguments)
+    assert before == (results(tmp_path / "r"), (tmp_path / "r" / "settings.toml").read_bytes())
+    assert fedprotip.resume(tmp_path / "r")["tasks"] == stream["tasks"]

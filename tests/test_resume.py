@@ -1,0 +1,168 @@
+"""Interrupted anywhere, a run ends with the same bytes as one that was never interrupted."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedprotip
+from fedprotip import runs
+from fedprotip.federation.client import Workspace
+from fedprotip.settings import to_toml
+from tests.small import results, small
+
+LONG = {"train": {"rounds": 12, "epochs": 2, "batch": 16}, "run": {"threads": 1, "geometry": 4}}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "r"
+    fedprotip.run(small(**LONG), out=folder)
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    return found
+
+
+def command(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedprotip", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def checkpoints(folder: Path):
+    return sorted(folder.glob("checkpoint/*.json"))
+
+
+def wait_for_news(folder: Path, process, known):
+    """Until the run has written another checkpoint than the known ones, or has ended."""
+    while process.poll() is None and checkpoints(folder) == known:
+        time.sleep(0.002)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, uninterrupted):
+    """SIGKILL of a real process, again and again, a random moment after it made some progress."""
+    folder, settings = tmp_path / "r", tmp_path / "settings.toml"
+    settings.write_text(to_toml(small(**LONG)))
+    moments, kills = random.Random(5), 0
+    process = command("run", settings, "--out", folder)
+    while kills < 5:
+        wait_for_news(folder, process, checkpoints(folder))
+        time.sleep(moments.uniform(0, 0.3))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        process = command("resume", folder)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert kills >= 3
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    assert found == uninterrupted
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    folder, settings = tmp_path / "r", tmp_path / "settings.toml"
+    settings.write_text(to_toml(small(**LONG)))
+    process = command("run", settings, "--out", folder)
+    wait_for_news(folder, process, [])
+    process.send_signal(signal.SIGINT)
+    output = process.communicate()[0]
+    assert process.returncode == 1
+    assert f"fedprotip resume {folder}" in output.replace("\n", "")
+    assert "Traceback" not in output
+
+
+def stop_after(monkeypatch, calls, verb="train"):
+    """Let the n-th call of a client's verb stop the run, as Ctrl-C would."""
+    original, seen = getattr(Workspace, verb), []
+
+    def counted(self, *arguments):
+        seen.append(1)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Workspace, verb, counted)
+
+
+@pytest.mark.parametrize(("verb", "calls"), [("train", 2), ("train", 40), ("summarise", 2), ("summarise", 11)])
+@pytest.mark.parametrize("every", [1, 5])
+def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted, verb, calls, every):
+    folder = tmp_path / "r"
+    with monkeypatch.context() as patch:
+        stop_after(patch, calls, verb)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(small(f"run.checkpoint={every}", **LONG), out=folder)
+    fedprotip.resume(folder)
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    assert found == uninterrupted
+
+
+@pytest.mark.parametrize("writes", [3, 10, 25, 60])
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, uninterrupted, writes):
+    folder, seen = tmp_path / "r", []
+    real = os.fsync
+
+    def full(descriptor):
+        seen.append(1)
+        if len(seen) >= writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedprotip.files.os.fsync", full)
+        with pytest.raises(fedprotip.RunError, match="No space left"):
+            fedprotip.run(small(**LONG), out=folder)
+    if runs.is_run(folder):
+        fedprotip.resume(folder)
+    else:  # the disk was full before there was a run: the same command starts it
+        fedprotip.run(small(**LONG), out=folder)
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    assert found == uninterrupted
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path, monkeypatch, uninterrupted):
+    folder = tmp_path / "r"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 40)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(small(**LONG), out=folder)
+    newest = checkpoints(folder)[-1]
+    newest.write_bytes(newest.read_bytes()[:-20])
+    said = []
+    fedprotip.resume(folder, observers=[lambda event: said.append(event) if event["event"] == "warning" else None])
+    assert len(said) == 1
+    assert newest.name in said[0]["text"]
+    assert "the one before it is used" in said[0]["text"]
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    assert found == uninterrupted
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    fedprotip.run(small(), out=tmp_path / "r")
+    before = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+    fedprotip.resume(tmp_path / "r")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+
+
+def test_nothing_of_another_format_is_continued(tmp_path, monkeypatch):
+    fedprotip.run(small(), out=tmp_path / "r")
+    monkeypatch.setattr(runs, "FORMAT", 99)
+    with pytest.raises(fedprotip.UsageError, match=r"has format 1, this fedprotip reads format 99"):
+        fedprotip.resume(tmp_path / "r")
