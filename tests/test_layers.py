@@ -8,10 +8,10 @@ import pytest
 import fedprotip
 
 ROOT = Path(fedprotip.__file__).parent
-ORDER = (
-    "errors settings seeds messages files runs subspace models stream capture inference methods evaluation "
-    "federation report api cells display cli"
-).split()
+ORDER = [
+    *("errors", "settings", "seeds", "messages", "files", "runs", "subspace", "models", "stream", "capture"),
+    *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "display", "cli"),
+]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 
 

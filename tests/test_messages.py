@@ -1,6 +1,7 @@
 """Messages survive the wire, and what does not is recognised."""
 
 import json
+import math
 import struct
 
 import pytest
@@ -162,6 +163,15 @@ def test_a_good_message_passes_and_is_returned():
 def test_a_bad_message_is_refused_with_its_reason(message, reason):
     with pytest.raises(BadMessage, match=reason):
         message.check("basis", SPECS)
+
+
+@pytest.mark.parametrize("value", [None, True, "5", [1], math.nan, math.inf, -math.inf, 10**400, -(10**400)])
+def test_numbers_of_the_metadata_must_be_finite(value):
+    meta = {"samples": 3, "loss": 0.5} if value is None else {"samples": value, "loss": 0.5}
+    message = Message.from_bytes(Message("model", {}, meta).to_bytes())
+    message.check_numbers("loss")
+    with pytest.raises(BadMessage, match="is not a finite number"):
+        message.check_numbers("loss", "missing" if value is None else "samples")
 
 
 @given(st.integers(0, 500), st.integers(1, 12), st.data())

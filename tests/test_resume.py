@@ -166,3 +166,47 @@ def test_nothing_of_another_format_is_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "FORMAT", 99)
     with pytest.raises(fedprotip.UsageError, match=r"has format 1, this fedprotip reads format 99"):
         fedprotip.resume(tmp_path / "r")
+
+
+def test_two_processes_cannot_continue_one_run(tmp_path):
+    fedprotip.run(small(), out=tmp_path / "r")
+    with (
+        runs.RunFolder.open(tmp_path / "r").locked(),
+        pytest.raises(fedprotip.RunError, match="in use by another fedprotip"),
+    ):
+        fedprotip.resume(tmp_path / "r")
+
+
+def test_edited_settings_are_not_taken_over_silently(tmp_path):
+    fedprotip.run(small(), out=tmp_path / "r")
+    path = tmp_path / "r" / "settings.toml"
+    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.5"))
+    with pytest.raises(fedprotip.UsageError, match="was changed since the run began"):
+        fedprotip.resume(tmp_path / "r")
+
+
+def test_an_extension_cut_off_before_it_wrote_the_settings_goes_on(tmp_path, monkeypatch):
+    fedprotip.run(small(), out=tmp_path / "three")
+    fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
+    with monkeypatch.context() as patch:
+        original = runs.RunFolder.write
+
+        def crash(self, name, data):
+            if name == "settings.toml":
+                raise KeyboardInterrupt
+            original(self, name, data)
+
+        patch.setattr(runs.RunFolder, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.extend(tmp_path / "r", tasks=1)
+    assert fedprotip.resume(tmp_path / "r")["tasks"] == 3
+    assert results(tmp_path / "r") == results(tmp_path / "three")
+
+
+def test_other_versions_are_warned_about(tmp_path):
+    fedprotip.run(small(), out=tmp_path / "r")
+    manifest = (tmp_path / "r" / "manifest.json").read_text()
+    (tmp_path / "r" / "manifest.json").write_text(manifest.replace(__import__("torch").__version__, "1.0"))
+    said = []
+    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(event.get("text", ""))])
+    assert any("another version of torch" in text for text in said)

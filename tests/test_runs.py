@@ -42,6 +42,10 @@ def make(path, steps, budget=256):
     return run, store
 
 
+def records(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def found(path, warn=None):
     """The step of the restored checkpoint, after a check that everything in it belongs to that step."""
     warnings = []
@@ -57,8 +61,8 @@ def found(path, warn=None):
     assert tensors.keys() == expected.keys()
     for name, group in expected.items():
         assert {key: t.tolist() for key, t in tensors[name].items()} == {key: t.tolist() for key, t in group.items()}
-    assert [record["step"] for record in run.records("events.jsonl")] == list(range(step + 1))
-    assert [record["step"] for record in run.records("ledger.jsonl")] == sorted([*range(step + 1)] * 2)
+    assert [record["step"] for record in records(path / "events.jsonl")] == list(range(step + 1))
+    assert [record["step"] for record in records(path / "ledger.jsonl")] == sorted([*range(step + 1)] * 2)
     for client in {step % 2, (step - 1) % 2} if step else {0}:
         newest = step if client == step % 2 else step - 1
         assert store.get(client, "moment")["m"].tolist() == [newest] * 5
@@ -132,6 +136,14 @@ def test_half_written_files_are_never_taken_for_good_ones(tmp_path):
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
+    make(tmp_path / "run", 3)
+    for name in ("notes.json", "._00000003.json", "99999999.json~"):
+        (tmp_path / "run" / "checkpoint" / name).write_text("{}")
+    assert found(tmp_path / "run") == (2, [])
+    assert (tmp_path / "run" / "checkpoint" / "notes.json").read_text() == "{}"
+
+
 def test_old_checkpoints_do_not_pile_up(tmp_path):
     make(tmp_path / "few", 4)
     make(tmp_path / "many", 12)
@@ -174,13 +186,30 @@ def test_damage_to_any_one_file_leaves_a_good_checkpoint(tmp_path, harm, steps, 
     assert fallbacks >= 2  # the index, and the model that only the newest checkpoint names
 
 
+def test_every_flipped_byte_of_an_index_is_recognised(tmp_path):
+    """Also one that leaves the JSON valid: a digit of the state, of a log's size."""
+    make(tmp_path / "run", 3)
+    index = tmp_path / "run" / "checkpoint" / "00000003.json"
+    good, digits = index.read_bytes(), 0
+    for place in range(len(good)):
+        flipped = bytes([good[place] ^ 1])
+        digits += flipped.isdigit()
+        with pytest.raises((RunError, ValueError)):
+            runs._unsealed(good[:place] + flipped + good[place + 1 :])
+    assert digits > 10
+    index.write_bytes(good.replace(b'"step": 2', b'"step": 7'))
+    step, warnings = found(tmp_path / "run")
+    assert step == 1
+    assert "hash" in warnings[0]
+
+
 def test_both_checkpoints_damaged_is_a_sentence(tmp_path):
     make(tmp_path / "run", 3)
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         damaged(path)
     before = tree(tmp_path / "run")
     warnings = []
-    with pytest.raises(RunError, match="No checkpoint of .* can be read") as caught:
+    with pytest.raises(RunError, match=r"No checkpoint of .* can be read") as caught:
         found(tmp_path / "run", warnings.append)
     assert "fedprotip run" in str(caught.value)
     assert len(warnings) == 2
@@ -298,6 +327,24 @@ def test_a_new_folder_has_what_a_run_needs(tmp_path):
     RunFolder.create(tmp_path / "empty", "")
 
 
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+def test_a_crash_while_a_run_is_created_does_not_block_its_folder(tmp_path, monkeypatch, call):
+    """Whatever is left is either a run that can be opened or a folder that a new run may take."""
+    for number in range(100):
+        path = tmp_path / str(number) / "run"
+        with monkeypatch.context() as patch:
+            crash_at(patch, call, number, KeyboardInterrupt())
+            try:
+                RunFolder.create(path, "[run]\n")
+                break
+            except KeyboardInterrupt:
+                pass
+        run = RunFolder.open(path) if is_run(path) else RunFolder.create(path, "[run]\n")
+        assert (path / "settings.toml").read_text() == "[run]\n"
+        assert run.restore(run.store(0), warn=pytest.fail) is None
+    assert 1 < number < 99
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"not empty; choose another with --out\."):
@@ -347,13 +394,43 @@ def test_the_manifest_tells_changed_files(tmp_path):
     run, _ = make(tmp_path / "run", 1)
     run.write_tensors("model.safetensors", {"w": torch.ones(2)})
     run.write_json("summary.json", {"accuracy": "é"})
-    run.write_manifest("finished", {"seed": 3})
+    run.write_manifest("finished", "", seed=3)
     assert run.manifest()["seed"] == 3
+    assert run.read_json("summary.json") == {"accuracy": "é"}
     assert run.verify() == {"settings.toml": "intact", "summary.json": "intact", "model.safetensors": "intact"}
     damaged(run.path / "model.safetensors")
     (run.path / "summary.json").unlink()
     assert run.verify() == {"settings.toml": "intact", "summary.json": "missing", "model.safetensors": "changed"}
-    assert "é" in json.dumps(run.manifest() | {"x": "é"}, ensure_ascii=False)
+
+
+def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "[run]\n")
+    assert run.settings_toml(warn=pytest.fail) == "[run]\n"
+    (run.path / "settings.toml").unlink()
+    assert RunFolder.open(run.path).settings_toml() == "[run]\n"
+    assert (run.path / "settings.toml").read_text() == "[run]\n"
+    (run.path / "settings.toml").write_text("[run]\nseed = 3\n")
+    with pytest.raises(UsageError, match=r"settings\.toml was changed since the run began"):
+        RunFolder.open(run.path).settings_toml()
+
+
+def test_a_run_of_another_version_goes_on_with_a_warning(tmp_path):
+    run = RunFolder.create(tmp_path / "run", "")
+    manifest = run.manifest()
+    manifest["versions"]["torch"] = "0.1"
+    run.write_json("manifest.json", manifest)
+    warnings = []
+    run.settings_toml(warnings.append)
+    assert len(warnings) == 1
+    assert "torch" in warnings[0]
+
+
+def test_only_one_process_at_a_time(tmp_path):
+    run, _ = make(tmp_path / "run", 1)
+    with run.locked(), pytest.raises(RunError, match="in use by another"), RunFolder.open(run.path).locked():
+        pytest.fail("two hold the lock")
+    with RunFolder.open(run.path).locked():
+        assert found(run.path) == (0, [])
 
 
 def test_a_free_path_is_numbered(tmp_path):

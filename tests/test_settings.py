@@ -1,6 +1,7 @@
-"""Bad settings are one sentence that names the key, the value and what would be valid; good ones survive a round trip."""
+"""Bad settings are one sentence with key, value and what would be valid; good ones survive a round trip."""
 
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -204,10 +205,9 @@ def test_options_of_another_method_are_set_aside_with_a_note():
     notes = []
     settings = load({"method": {"name": "fedavg", "threshold": 0.5, "voters": 3}}, note=notes.append)
     assert settings.method.model_dump() == {"name": "fedavg"}
-    assert notes == [
-        "method.threshold is not a setting of 'fedavg' and is left aside.",
-        "method.voters is not a setting of 'fedavg' and is left aside.",
-    ]
+    assert len(notes) == 1
+    for part in ("'fedavg'", "method.threshold", "method.voters"):
+        assert part in notes[0]
 
 
 def test_options_of_another_method_are_set_aside_for_the_default_method(monkeypatch):
@@ -217,7 +217,9 @@ def test_options_of_another_method_are_set_aside_for_the_default_method(monkeypa
     monkeypatch.setitem(module._known["method.name"], "other", Other)
     notes = []
     assert load({"method": {"strength": 2.0}}, note=notes.append).method.name == "fedprotip"
-    assert notes == ["method.strength is not a setting of 'fedprotip' and is left aside."]
+    assert len(notes) == 1
+    assert "'fedprotip'" in notes[0]
+    assert "method.strength" in notes[0]
     assert load({"method": {"name": "other", "strength": 2.0}}).method.strength == 2.0
 
 
@@ -296,10 +298,10 @@ def test_difficult_strings_survive_a_file(tmp_path, text):
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_assignment_ends_in_a_traceback(key, value):
-    try:
-        load(None, [f"{key}={value}", f"run.{key}={value}", f"train.lr={value}"])
-    except UsageError as error:
-        assert str(error).endswith(".")
+    for assignment in (f"{key}={value}", f"run.{key}={value}", f"train.lr={value}", f"run.out={value}"):
+        with suppress(UsageError):
+            settings = load(None, [assignment])
+            assert load(tomllib.loads(to_toml(settings))) == settings
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprotip", "gpm"])

@@ -5,7 +5,8 @@ summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
 summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
-from fedprotip.federation.client import Workspace, build_optimizer
+from fedprotip.federation.client import Workspace, build_optimizer, full_state, load_state, prepare
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal, Observer
 from fedprotip.federation.local import LocalEngine
@@ -48,17 +49,20 @@ def run(
     wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, "note", text))
     check(wanted)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
-    wanted = settings_file.load(wanted, [f"run.out={str(path)!r}"])
+    wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     with _threads(wanted.run.threads):
-        return _complete(RunFolder.create(path, to_toml(wanted)), wanted, observers)
+        folder = RunFolder.create(path, to_toml(wanted))
+        with folder.locked():
+            return _complete(folder, wanted, observers)
 
 
 def resume(path: str | Path, observers: Iterable[Observer] = ()) -> dict[str, Any]:
     """Continue an interrupted run from its last good checkpoint; a finished one is left as it is."""
     folder, observers = RunFolder.open(Path(path)), list(observers)
-    settings = settings_file.load(folder.path / "settings.toml")
-    with _threads(folder.manifest().get("threads", settings.run.threads)):
-        return _complete(folder, settings, observers)
+    with explained(folder.path), folder.locked():
+        settings = _settings_of(folder, warn=lambda text: _notify(observers, "warning", text))
+        with _threads(folder.manifest().get("threads", settings.run.threads)):
+            return _complete(folder, settings, observers)
 
 
 def extend(
@@ -66,7 +70,7 @@ def extend(
 ) -> dict[str, Any]:
     """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7")."""
     folder = RunFolder.open(Path(path))
-    old = settings_file.load(folder.path / "settings.toml")
+    old = _settings_of(folder)
     if folder.manifest()["status"] != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     if tasks < 1:
@@ -88,16 +92,18 @@ def extend(
         raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
     settings = settings_file.load(raw)
     check(settings)
-    with explained(folder.path):
-        folder.write("settings.toml", to_toml(settings))
-        folder.write_manifest("running", {"seed": settings.run.seed, "threads": folder.manifest()["threads"]})
+    with explained(folder.path), folder.locked():
+        manifest, text = folder.manifest(), to_toml(settings)
+        folder.write_manifest("running", text, threads=manifest["threads"], replaced=manifest["files"]["settings.toml"])
+        folder.write("settings.toml", text)
     return resume(path, observers)
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
-    manifest, settings = folder.manifest(), settings_file.load(folder.path / "settings.toml")
+    manifest = folder.manifest()
+    settings = settings_file.load(tomllib.loads(manifest["settings"]))
     facts: dict[str, Any] = {
         "folder": str(folder.path),
         "status": manifest["status"],
@@ -120,8 +126,10 @@ def check(settings: Settings) -> None:
     method = create_method(settings)
     stream = build_stream(settings)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
-    if settings.run.geometry and not method.routes:
-        raise UsageError("run.geometry measures subspaces; method.name must be 'fedprotip'.")
+    if settings.run.geometry and not method.protects:
+        raise UsageError(
+            f"run.geometry measures subspaces, and {method.name!r} has none; the nearest valid value is 0."
+        )
     if settings.model.head == "shared" and settings.stream.scenario == "class" and len(stream.tasks) > 1:
         raise UsageError(
             "model.head = 'shared' needs stream.scenario = 'domain'; the nearest valid choice is 'per_task'."
@@ -144,14 +152,18 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
         if saved:
             server.restore(*saved)
-            engine.workspace.adopt(server.network)
+            prepare(engine.workspace.network, stream, settings.run.seed, len(server.network.labels) - 1)
+            load_state(engine.workspace.network, full_state(server.network))
         probe = Probe(server, settings.run.geometry) if settings.run.geometry else None
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
         _notify(observers, "start", str(folder.path), tasks=total, rounds=settings.train.rounds, done=done)
         if done < total or folder.manifest()["status"] != "finished":
-            run_tasks(server, engine, journal, probe)
+            try:
+                run_tasks(server, engine, journal, probe)
+            finally:
+                journal.flush()
             if probe:
                 folder.write_json("geometry.json", probe.report())
             _write_artefacts(folder, server, settings)
@@ -162,10 +174,16 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
 def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
     """The files that report, predict and export read; the manifest with their hashes comes last."""
     for group, tensors in server.tensors().items():
+        if group == "server":
+            continue  # working state, only for checkpoints
         folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))
-    folder.write_manifest("finished", {"seed": settings.run.seed, "threads": torch.get_num_threads()})
+    folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
+
+
+def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
+    return settings_file.load(tomllib.loads(folder.settings_toml(warn)))
 
 
 class _threads:

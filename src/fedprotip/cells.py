@@ -41,14 +41,16 @@ def plan_cells(
     """
     axes = [_values(entry) for entry in vary]
     base = settings_file.load(source, overrides)
-    cells = []
+    cells: list[Cell] = []
     for method, seed, chosen in product(methods or [base.method.name], seeds, product(*axes)):
-        settings = settings_file.load(source, [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"], note)
+        changes = [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"]
+        settings = settings_file.load(source, changes, note)
+        if any(settings == cell.settings for cell in cells):
+            continue  # a value that this method does not have
         check(settings)
-        parts = [method, *(entry.rpartition(".")[2].replace("=", "-") for entry in chosen)]
+        fields = type(settings.method).model_fields
+        parts = [method, *(_short(entry) for entry in chosen if not _foreign(entry, fields))]
         cells.append(Cell("-".join([*parts, f"s{seed}"] if len(seeds) > 1 else parts), settings))
-    if len({cell.name for cell in cells}) < len(cells):
-        raise UsageError("The comparison names the same run twice; give each method, seed and value once.")
     return cells
 
 
@@ -67,7 +69,7 @@ def run_cells(cells: Iterable[Cell], out: Path, observe: Callable[[Cell], Iterab
 
 
 def _same_settings(folder: Path, wanted: Settings) -> None:
-    found = settings_file.load(RunFolder.open(folder).path / "settings.toml").model_dump()
+    found = settings_file.load(tomllib.loads(RunFolder.open(folder).settings_toml())).model_dump()
     expected = wanted.model_dump()
     for section, values in expected.items():
         for key, value in values.items():
@@ -76,6 +78,18 @@ def _same_settings(folder: Path, wanted: Settings) -> None:
                     f"{folder} holds a run with {section}.{key} = {found[section].get(key)!r}, not {value!r}; "
                     "remove it or choose another --out."
                 )
+
+
+def _short(entry: str) -> str:
+    """method.threshold=0.9 → threshold-0.9"""
+    key, _, value = entry.partition("=")
+    return f"{key.rpartition('.')[2]}-{value}"
+
+
+def _foreign(entry: str, fields: Iterable[str]) -> bool:
+    """Whether an assignment is an option of another method."""
+    section, _, key = entry.partition("=")[0].partition(".")
+    return section == "method" and key not in fields
 
 
 def _values(entry: str) -> list[str]:

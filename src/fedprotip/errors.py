@@ -26,7 +26,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the closest known word, and all of them when they are few; the end of a sentence."""
     names = sorted(known)
     many = len(names) > 8
-    close = get_close_matches(word, names, n=1, cutoff=0.0 if many else 0.5)
+    same = [name for name in names if name.lower() == word.lower()]
+    close = same or get_close_matches(word, names, n=1, cutoff=0.0 if many else 0.5)
     if many:
         return f"did you mean {close[0]!r}"
     listed = ", ".join(names) if names else "none"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
@@ -46,6 +46,11 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def hash_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
@@ -70,17 +75,17 @@ class ObjectFolder:
         return name
 
     def read(self, name: str) -> Tensors:
-        return load_tensors(self._good_bytes(name))
+        return load_file(self._good(name))
 
     def duplicate(self, names: Iterable[str]) -> None:
         """Keep a second copy: for objects that more than one checkpoint relies on."""
         for name in names:
             if not (self._mirror / name).exists():
-                write_atomic(self._mirror / name, self._good_bytes(name))
+                write_atomic(self._mirror / name, self._good(name).read_bytes())
 
     def verify(self, names: Iterable[str]) -> None:
         for name in names:
-            self._good_bytes(name)
+            self._good(name)
 
     def keep_only(self, names: set[str]) -> None:
         for folder in (self.path, self._mirror):
@@ -88,15 +93,20 @@ class ObjectFolder:
                 if path.name not in names:
                     path.unlink()
 
-    def _good_bytes(self, name: str) -> bytes:
+    def _good(self, name: str) -> Path:
+        """A copy whose content has the hash that it is named by. Reads in chunks: large objects cost no memory."""
         for folder in (self.path, self._mirror):
             path = folder / name
-            if path.is_file() and hash_of(data := path.read_bytes()) == name:
+            if path.is_file() and hash_of_file(path) == name:
                 if folder == self._mirror:  # the first copy was damaged: mend it, if the disk lets us
                     with suppress(OSError):
-                        write_atomic(self.path / name, data)
-                return data
+                        write_atomic(self.path / name, path.read_bytes())
+                return path
         raise RunError(f"the object {name[:12]} is missing or does not have its hash")
+
+
+class StoreError(OSError):
+    """The store cannot write: a problem of this machine, not of the client whose state it is."""
 
 
 class ClientStore:
@@ -151,7 +161,10 @@ class ClientStore:
 
     def _persist(self, key: str) -> None:
         if key not in self._index:
-            self._index[key] = self._objects.write(self._cache[key])
+            try:
+                self._index[key] = self._objects.write(self._cache[key])
+            except OSError as error:
+                raise StoreError(error.errno, error.strerror) from error
 
     def _drop(self, key: str) -> None:
         if key in self._cache:

@@ -5,6 +5,7 @@ A message knows its size, turns into bytes (safetensors, no pickle) and is check
 
 import json
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,10 @@ from torch import Tensor
 
 ORTHONORMAL_TOLERANCE = 1e-4
 """Largest |UᵀU − I| entry accepted from a client; our own extraction stays below 1e-6."""
+
+
+LARGEST = sys.float_info.max
+"""An integer of a message may be larger than any float; NaN and infinity are not at most this either."""
 
 
 class BadMessage(Exception):
@@ -66,6 +71,13 @@ class Message:
         if not isinstance(meta, dict) or not isinstance(kind, str):
             raise BadMessage("not a readable message (metadata)")
         return cls(kind, tensors, meta)
+
+    def check_numbers(self, *names: str) -> None:
+        """BadMessage unless the metadata has these entries as finite numbers."""
+        for name in names:
+            value = self.meta.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+                raise BadMessage(f"{name} = {value!r} is not a finite number")
 
     def check(self, kind: str, specs: Mapping[str, Spec]) -> "Message":
         """This message, if it has exactly these tensors, well-shaped and finite; else BadMessage."""

@@ -9,6 +9,7 @@ not change since the last checkpoint is not written again; what two checkpoints 
 """
 
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -21,11 +22,12 @@ from typing import Any
 import torch
 
 from fedprotip.errors import RunError, UsageError
-from fedprotip.files import ClientStore, ObjectFolder, Tensors, hash_of, serialise, write_atomic
+from fedprotip.files import ClientStore, ObjectFolder, Tensors, hash_of, hash_of_file, serialise, write_atomic
 
 FORMAT = 1
 """Raised when a run folder of an older version could no longer be continued exactly."""
 
+INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 ARTEFACTS = (
     "settings.toml",
@@ -69,7 +71,7 @@ class RunFolder:
             for log in LOGS:
                 (path / log).touch()
             run.write("settings.toml", settings_toml)
-            run.write_manifest("running", {})
+            run.write_manifest("running", settings_toml)
         return run
 
     @classmethod
@@ -113,24 +115,45 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: Tensors) -> None:
         self.write(name, serialise(tensors))
 
-    def write_manifest(self, status: str, extra: Mapping[str, Any]) -> None:
-        files = {n: hash_of((self.path / n).read_bytes()) for n in ARTEFACTS if (self.path / n).exists()}
+    def write_manifest(self, status: str, settings_toml: str, **extra: Any) -> None:
+        """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
-        versions |= {
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-        }
-        manifest = {"format": FORMAT, "status": status, "versions": versions}
-        self.write_json(
-            "manifest.json", manifest | {"threads": torch.get_num_threads()} | dict(extra) | {"files": files}
-        )
+        versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+        files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
+        files["settings.toml"] = hash_of(settings_toml.encode())
+        manifest = {"format": FORMAT, "status": status, "versions": versions, "threads": torch.get_num_threads()}
+        self.write_json("manifest.json", manifest | extra | {"settings": settings_toml, "files": files})
+
+    def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
+        """The settings of the run; refuses a settings.toml that was edited behind its back."""
+        manifest, path = self.manifest(), self.path / "settings.toml"
+        text = str(manifest["settings"])
+        found = hash_of(path.read_bytes()) if path.exists() else None
+        if found == manifest.get("replaced") or found is None:  # an extension stopped before it wrote the file
+            self.write("settings.toml", text)
+        elif found != hash_of(text.encode()):
+            raise UsageError(f"{path} was changed since the run began; put it back, or start another run with it.")
+        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest["versions"].get(n) != version(n)]
+        if changed:
+            warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
+        return text
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time may continue a run."""
+        with open(self._checkpoints / "lock", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path} is in use by another fedprotip process; wait for it or stop it.") from None
+            yield
 
     def verify(self) -> dict[str, str]:
         """Every file of the manifest: intact, changed or missing."""
         state = {}
         for name, expected in self.manifest().get("files", {}).items():
             path = self.path / name
-            found = hash_of(path.read_bytes()) if path.exists() else None
+            found = hash_of_file(path) if path.exists() else None
             state[name] = "missing" if found is None else "intact" if found == expected else "changed"
         return state
 
@@ -138,11 +161,6 @@ class RunFolder:
         """Add lines to a log; those after the last checkpoint are cut off on resume."""
         with open(self.path / log, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-    def records(self, log: str) -> Iterator[dict[str, Any]]:
-        with open(self.path / log, encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
 
     def checkpoint(self, state: Mapping[str, Any], groups: Mapping[str, Tensors], store: ClientStore) -> None:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
@@ -168,7 +186,7 @@ class RunFolder:
         A damaged index or object is recognised by its hash; then the checkpoint before it is used and
         `warn` says so.
         """
-        found = sorted(self._checkpoints.glob("*.json"), reverse=True)
+        found = sorted(self._checkpoints.glob(INDEX), reverse=True)
         for path in found:
             try:
                 index = _unsealed(path.read_bytes())
@@ -209,7 +227,7 @@ class RunFolder:
 
     def _clean(self) -> None:
         """Remove every checkpoint, object and half-written file that is no longer needed."""
-        for path in self._checkpoints.glob("*.json"):
+        for path in self._checkpoints.glob(INDEX):
             if int(path.stem) not in self._named:
                 path.unlink()
         self._objects.keep_only(set().union(*self._named.values()))

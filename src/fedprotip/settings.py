@@ -198,7 +198,7 @@ def load(
         note: told about settings of other methods that the chosen method does not have.
     """
     if isinstance(source, Settings):
-        raw = source.model_dump()
+        raw = source.model_dump(exclude_unset=True)  # defaults depend on the method: they are filled in again
     elif isinstance(source, Mapping):
         raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
     else:
@@ -303,9 +303,11 @@ def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None])
     name = str(method.get("name", "fedprotip"))
     mine = _method_class(name)
     others = {field for cls in _known["method.name"].values() for field in cls.model_fields}
-    for key in [key for key in method if key not in mine.model_fields and key in others]:
-        note(f"method.{key} is not a setting of {name!r} and is left aside.")
+    foreign = [key for key in method if key not in mine.model_fields and key in others]
+    for key in foreign:
         del method[key]
+    if foreign:
+        note(f"{name!r} has no settings {', '.join(f'method.{key}' for key in foreign)}: left aside.")
 
 
 def _sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:

@@ -247,6 +247,7 @@ def test_ledger_counts_what_is_sent(tmp_path):
     down = [ln["bytes"] for ln in lines if ln["direction"] == "down" and ln["kind"] == "model" and ln["client"] == 0]
     assert down[:3] == [weights + biases + head] * 3
     assert set(down[4:]) == {weights + head}
+    assert len(down) == 4 + 3 + 3  # at the end of a task clients receive the model that the next one starts with
     assert np.mean([ln["bytes"] for ln in lines if ln["kind"] == "reference"]) < 200
 
 
@@ -257,12 +258,12 @@ def test_domain_incremental_runs(tmp_path, method, domains):
     summary = fedprotip.run(small(stream=stream, method={"name": method}), out=tmp_path / "r")
     assert summary["scenario"] == "domain"
     shared = method == "fedavg"
-    heads = {n for n in fedprotip_heads(tmp_path / "r")}
+    heads = set(heads_of(tmp_path / "r"))
     assert heads == ({"0"} if shared else {"0", "1"})
     assert ("single" in summary["accuracy"]) is not shared
 
 
-def fedprotip_heads(folder):
+def heads_of(folder):
     from tests.small import tensors
 
     return [name.split(".")[1] for name in tensors(folder, "model") if name.startswith("heads.")]
@@ -272,3 +273,76 @@ def test_class_overlap_runs(tmp_path):
     stream = {"tasks": 3, "task_size": 4, "overlap": 1}
     summary = fedprotip.run(small(stream=stream), out=tmp_path / "r")
     assert len(summary["matrix"]["aware"][-1]) == 3
+
+
+class Tied(torch.nn.Module):
+    """A weight in two modules, and a module under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.two = torch.nn.Linear(64, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 24)
+        self.two.weight = self.one.weight
+        self.alias = self.first
+
+    def forward(self, images):
+        return torch.relu(self.two(torch.relu(self.one(torch.relu(self.alias(images.flatten(1)))))))
+
+
+def test_tied_weights_and_shared_modules_run_and_stay_protected(tmp_path, monkeypatch):
+    from tests.methods.test_projection import leak, two_tasks
+
+    monkeypatch.setitem(__import__("fedprotip.models.heads").models.heads._builders, "mlp", lambda *_: Tied())
+    layers, _, _ = two_tasks(tmp_path / "r")
+    assert set(layers) == {"first.weight", "one.weight"}
+    assert all(leak(change, phi) <= 1e-5 for change, phi in layers.values())
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"samples": torch.nan, "loss": 1.0}, {"samples": 0, "loss": 1.0}, {"samples": "5"}]
+)
+def test_bad_metadata_is_rejected(tmp_path, train_with, meta):
+    def changed(message, client, task, round_):
+        if client == 2:
+            message.meta.clear()
+            message.meta.update(meta)
+        return message
+
+    train_with(changed)
+    summary = fedprotip.run(small(), out=tmp_path / "r")
+    assert summary["failures"]["count"] == 9
+    assert all(e["clients"] == 2 for e in events(tmp_path / "r", "round"))
+
+
+def test_a_full_disk_is_not_the_fault_of_a_client(tmp_path, monkeypatch):
+    """With client state on disk, a write that fails stops the run instead of losing a client's state."""
+    from fedprotip.files import ObjectFolder
+    from tests.small import results as all_results
+
+    settings = small(run={"state_mb": 0})
+    fedprotip.run(settings, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        original, seen = ObjectFolder.write, []
+
+        def failing(self, tensors):
+            if "moment" in tensors:
+                seen.append(1)
+                if len(seen) == 2:
+                    raise OSError(28, "No space left on device")
+            return original(self, tensors)
+
+        patch.setattr(ObjectFolder, "write", failing)
+        with pytest.raises(fedprotip.RunError, match="No space left"):
+            fedprotip.run(settings, out=tmp_path / "r")
+    fedprotip.resume(tmp_path / "r")
+    assert all_results(tmp_path / "r") == all_results(tmp_path / "whole")
+
+
+def test_a_client_that_comes_back_receives_what_it_missed(tmp_path):
+    """Client 2 is away in task 1: in task 2 it gets the tensors that moved since, and the knowledge."""
+    fedprotip.run(small(clients={"roster": {"1": "0-1", "2": "0-2"}, "partition": "iid"}), out=tmp_path / "r")
+    lines = [ln for ln in ledger(tmp_path / "r") if ln["client"] == 2 and ln["direction"] == "down"]
+    assert {ln["task"] for ln in lines} == {0, 2}
+    first = [ln for ln in lines if (ln["task"], ln["round"]) == (2, 0)]
+    head, weights = 4 * (24 * 2 + 2), 4 * (64 * 24 + 24 * 24)
+    assert [ln["kind"] for ln in first] == ["model", "knowledge"]
+    assert first[0]["bytes"] == weights + 2 * head

@@ -40,7 +40,7 @@ def test_no_update_touches_the_past(tmp_path, optimiser, model):
     layers, before, after = two_tasks(tmp_path / "r", train=OPTIMISERS[optimiser], model=MODELS[model])
     assert len(layers) >= 2
     for name, (change, phi) in layers.items():
-        assert 0 < phi.shape[1], name
+        assert phi.shape[1] > 0, name
         if phi.shape[1] < len(phi):
             assert change.norm() > 0, name
             assert leak(change, phi) <= 1e-5, name
@@ -77,3 +77,10 @@ def test_a_full_subspace_leaves_nothing_to_learn(tmp_path):
     change, phi = layers["0.weight"]
     assert phi.shape == (9, 9)
     assert change.abs().max() == 0
+
+
+def test_rounding_does_not_add_up_over_many_rounds(tmp_path):
+    """A hundred rounds with small steps: the change is tiny against the weights, the leak still below 1e-5 of it."""
+    train = {"rounds": 100, "lr": 0.01, "epochs": 2}
+    layers, _, _ = two_tasks(tmp_path / "r", train=train, method={"threshold": 0.95})
+    assert all(leak(change, phi) <= 1e-5 for change, phi in layers.values())

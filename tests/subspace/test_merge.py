@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import Core, core_basis
-from fedprotip.subspace.merge import EnergyMerge, UnionMerge, merged
+from fedprotip.subspace.merge import EnergyMerge, UnionMerge
 from tests.subspace import reference
 from tests.subspace.test_basis import orthonormality_error, seeds
+
+
+def merged(merger, cores):
+    for core in cores:
+        merger.add(core)
+    return merger.result()
 
 
 def merge_union(bases, earlier):
@@ -112,3 +118,27 @@ def test_fixed_rank_and_full_space():
     assert merge_energy([core], torch.eye(6)[:, :5], 0.9, "energy", fixed=4).shape == (6, 1)
     assert merge_energy([core], torch.eye(6), 0.9, "energy").shape == (6, 0)
     assert merge_energy([], torch.zeros(6, 0), 0.9, "mass").shape == (6, 0)
+
+
+@given(seeds, st.integers(4, 20), st.sampled_from(["mass", "energy"]), st.floats(0.3, 0.99), st.booleans())
+def test_the_basis_of_a_single_client_survives_the_energy_merge(seed, d, rule, threshold, with_past):
+    rng = np.random.default_rng(seed)
+    phi = torch.tensor(reference.random_basis(rng, d, d // 4 if with_past else 0))
+    a = torch.tensor(rng.standard_normal((d, 30)) * np.geomspace(1, 0.05, d)[:, None])
+    core = core_basis(a, phi, threshold, rule)
+    assert merge_energy([core], phi, threshold, rule).shape == core.basis.shape
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        merge_union,
+        lambda bases, earlier: merge_energy(
+            [Core(b, torch.ones(b.shape[1]), 0.0) for b in bases], earlier, 0.9, "energy", fixed=5
+        ),
+    ],
+)
+def test_bases_inside_the_earlier_span_add_nothing(merge):
+    earlier = torch.eye(12)[:, :8]
+    inside = earlier @ torch.linalg.qr(torch.randn(8, 3))[0]
+    assert merge([inside, inside], earlier).shape == (12, 0)

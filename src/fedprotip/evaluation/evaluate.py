@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.inference.route import CosineRouter
+from fedprotip.inference.route import CosineRouter, relevance
 from fedprotip.models import Network
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
@@ -86,10 +86,7 @@ def evaluate(
         result.accuracy["agnostic"].append(_percent(said.agnostic == said.labels))
         if router and said.energies is not None:
             allowed = _right_tasks(stream, said.labels, task, seen, settings)
-            for mode, groups in (
-                ("single", singles(len(said.labels))),
-                ("batch64", draw_groups(task, said, settings)),
-            ):
+            for mode, groups in (("single", None), ("batch64", draw_groups(task, said, settings))):
                 _enter_routed(result, mode, network, router, said, right, allowed, groups)
     return result
 
@@ -102,25 +99,24 @@ def _enter_routed(
     said: Answers,
     right: Tensor,
     allowed: Tensor,
-    groups: list[Tensor],
+    groups: list[Tensor] | None,
 ) -> None:
-    """Route every group by its pooled relevance and score its members with the head of that task."""
+    """Route every group by its pooled relevance and score its members with the head of that task.
+
+    Without groups every sample is decided alone.
+    """
     assert said.energies is not None
-    if mode == "single":
-        pooled = said.energies.sqrt()
+    if groups is None:
+        samples, decisions = torch.arange(len(said.labels)), router.route(said.energies.sqrt())
+        routed = decisions
     else:
-        pooled = torch.stack([said.energies[group].mean(0).sqrt() for group in groups])
-    decisions = router.route(pooled)
-    samples = torch.cat(groups)
-    routed = torch.cat([decision.expand(len(group)) for decision, group in zip(decisions, groups, strict=True)])
+        samples = torch.cat(groups)
+        decisions = router.route(torch.stack([relevance(said.energies[group]) for group in groups]))
+        routed = decisions.repeat_interleave(torch.tensor([len(group) for group in groups]))
     heads = torch.tensor([network.head_of(task) for task in range(len(router.bases))])[routed]
     result.accuracy[mode].append(_percent(right[samples, heads]))
     result.routing[mode].append(float(allowed[samples, routed].double().mean()))
     result.confusion[mode].append(torch.bincount(decisions, minlength=len(router.bases)).tolist())
-
-
-def singles(n: int) -> list[Tensor]:
-    return list(torch.arange(n).split(1))
 
 
 def draw_groups(task: int, said: Answers, settings: Settings) -> list[Tensor]:

@@ -22,7 +22,7 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         "method": settings.method.name,
         "scenario": settings.stream.scenario,
         "tasks": progress["task"],
-        "clients": settings.clients.count,
+        "clients": len(settings.clients.active(progress["task"] - 1)),
         "seed": settings.run.seed,
         "accuracy": accuracy,
         "forgetting": {mode: forgetting(rows) for mode, rows in matrix.items()},

@@ -8,7 +8,7 @@ class Average:
     """Streaming Σ p_k W_k in float64: memory of one model, whatever the number of clients.
 
     Identical models give exactly that model back. Integer buffers (counters) take the largest value.
-    The order of additions is the order of clients, so the result does not depend on who finished first.
+    Add models in the order of clients: the last bits of a sum depend on the order.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """A client: trains on its own samples, and summarises them at the end of a task."""
 
 from collections.abc import Iterator
+from inspect import signature
 from itertools import chain, count, islice
 from typing import Any
 
@@ -37,25 +38,16 @@ class Workspace:
 
     def begin_task(self, task: int) -> None:
         """Add the new head; from here on only what this task may move requires gradients."""
-        for index in range(len(self.network.labels), task + 1):
-            self.network.add_head(self.stream.tasks[index].classes, self.settings.run.seed, index)
+        prepare(self.network, self.stream, self.settings.run.seed, task)
+        release(self.network, self.method.trainable(self.network, self.knowledge, task))
         self.task = task
-        moving = self.method.trainable(self.network, self.knowledge, task)
-        for name, parameter in self.network.named_parameters():
-            parameter.requires_grad_(name in moving)
 
-    def adopt(self, network: Network) -> None:
-        """After a resume: the model that every client held when the checkpoint was made."""
-        for index in range(len(self.network.labels), len(network.labels)):
-            self.network.add_head(network.labels[index], self.settings.run.seed, index)
-        load_state(self.network, dict(network.state_dict()))
+    def copy_from(self, network: Network) -> None:
+        """Hold the same model as another network; what cannot move in this task is the same already."""
+        load_state(self.network, moving_state(network, self.settings, self.task))
 
     def samples(self, client: int) -> int:
         return len(self.stream.client_samples(self.task, client))
-
-    def receive(self, message: Message) -> None:
-        """Take over the tensors of a model message."""
-        load_state(self.network, message.tensors)
 
     def train(self, client: int, round_: int) -> Message:
         """PGD of Algorithm 1: local steps from the received model, each projected by the method (Eq. 4–5)."""
@@ -112,6 +104,23 @@ def local_batches(samples: np.ndarray, train: TrainSettings, rng: np.random.Gene
     return islice(batches, train.steps) if train.steps else batches
 
 
+def prepare(network: Network, stream: Stream, seed: int, task: int) -> None:
+    """Grow the heads of all tasks up to this one; the same on every machine, so new heads need not travel."""
+    for index in range(len(network.labels), task + 1):
+        network.add_head(stream.tasks[index].classes, seed, index)
+
+
+def release(network: Network, moving: set[str]) -> None:
+    """Only these parameters require gradients from here on."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in moving)
+
+
+def full_state(network: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, tied ones once."""
+    return {n: t.detach() for n, t in chain(network.named_parameters(), network.named_buffers())}
+
+
 def moving_state(network: Network, settings: Settings, task: int) -> dict[str, Tensor]:
     """What can change during a task, and so has to travel: trainable parameters and moving statistics."""
     state: dict[str, Tensor] = {n: p for n, p in network.named_parameters() if p.requires_grad}
@@ -131,26 +140,24 @@ def load_state(network: nn.Module, tensors: dict[str, Tensor]) -> None:
 def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Any optimiser of torch.optim; a new one every round, as in the paper. Impossible settings: UsageError."""
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
-    del (
-        known["Optimizer"],
-        known["LBFGS"],
-        known["SparseAdam"],
-    )  # base class; need a closure, sparse gradients
+    for unfit in ("Optimizer", "LBFGS", "SparseAdam", "Muon"):  # base class; closure; sparse; matrices only
+        known.pop(unfit, None)
     if train.optimizer not in known:
         raise UsageError(f"train.optimizer = {train.optimizer!r} is unknown; {nearest(train.optimizer, known)}.")
     cls = known[train.optimizer]
-    accepted = cls.__init__.__code__.co_varnames
-    wanted: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay, "momentum": train.momentum}
+    accepted = signature(cls).parameters
+    arguments: dict[str, Any] = {"lr": train.lr}
     for name in ("momentum", "weight_decay"):
-        if name not in accepted:
-            if wanted[name] and name == "momentum":
-                raise UsageError(f"train.momentum = {train.momentum}: {train.optimizer} has none; set it to 0.")
-            del wanted[name]
+        value = getattr(train, name)
+        if name in accepted:
+            arguments[name] = value
+        elif value:
+            raise UsageError(f"train.{name} = {value}: {train.optimizer} has none; the nearest valid value is 0.")
     options = {
         key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()
     }
     try:
-        return cls(parameters, **wanted | options)
+        return cls(parameters, **arguments | options)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}."

@@ -4,6 +4,7 @@ It looks at training data of earlier tasks, which no federated method may do: th
 choosing ε, switched on with `run.geometry`, and training never sees what it measures.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedprotip.capture import Layer, find_layers
+from fedprotip.federation.client import local_batches
 from fedprotip.federation.server import Server
 from fedprotip.files import Tensors
-from fedprotip.methods.fedprotip import FedProTIP
 from fedprotip.models import Network
 from fedprotip.subspace import geometry
 from fedprotip.subspace.project import Projector
@@ -75,17 +76,17 @@ class Probe:
         self._server.progress.geometry["end_loss"].append(self._gradient(task)[0])
 
     def report(self) -> dict[str, Any]:
-        """ρ̂_t, β̂_{τ→t}, β̄_T, FT_loss and the bounds of Eq. 13–16, with what was measured beside them."""
+        """ρ̂_t, β̂_{τ→t}, β̄_T, FT_loss and the bounds of Eq. 13–16, with what was measured beside them.
+
+        L is estimated from iterates in a row, so it is a lower estimate; without two of them in one task it is
+        unknown, and so are the bounds. A bound that does not exist is None.
+        """
         record, server = self._server.progress.geometry, self._server
-        tasks, train = len(record["rho"]), server.settings.train
+        tasks, rounds, lr = len(record["rho"]), server.settings.train.rounds, server.settings.train.lr
         rho = [min(values) for values in record["rho"]]
         beta = [[max(values) for values in row] for row in record["beta"]]
-        beta_bar = geometry.mean_interference(beta)
-        g2, smooth = record["second_moment"], max(record["smoothness"], 1e-12)
+        beta_bar, g2, smooth = geometry.mean_interference(beta), record["second_moment"], record["smoothness"]
         increases = [self._gradient(old)[0] - record["end_loss"][old] for old in range(tasks - 1)]
-        steps = record["steps"]
-        later = [[beta[t][tau] for t in range(tau + 1, tasks)] for tau in range(tasks - 1)]
-        gaps = record["start_loss"]  # cross-entropy is never below 0, so L(W^(t,0)) bounds Δ_t
         return {
             "threshold": getattr(server.settings.method, "threshold", None),
             "rho": [None if t == 0 else value for t, value in enumerate(rho)],
@@ -93,60 +94,76 @@ class Probe:
             "beta": [[*row, *[None] * (tasks - len(row))] for row in beta],
             "beta_bar": beta_bar,
             "gradient_bound_G2": g2,
-            "smoothness_L": smooth,
+            "smoothness_L": smooth or None,
+            "canonical_lr": geometry.canonical_lr(rounds, max(record["steps"]), smooth) if smooth else None,
             "ft_loss": geometry.loss_forgetting(increases),
-            "bounds": {
-                "taskwise": [
-                    geometry.taskwise_bound(gaps[t], rho[t], train.rounds, steps[t], train.lr, smooth, g2)
-                    for t in range(tasks)
-                ],
-                "forgetting": [
-                    geometry.forgetting_bound(betas, train.rounds, max(steps), train.lr, smooth, g2) for betas in later
-                ],
-                "taskwise_canonical": [
-                    geometry.taskwise_bound_canonical(gaps[t], rho[t], train.rounds, smooth, g2) for t in range(tasks)
-                ],
-                "ft_loss_canonical": geometry.loss_forgetting_bound(tasks, beta_bar, train.rounds, smooth, g2),
-            },
+            "bounds": self._bounds(rho, beta, beta_bar, rounds, lr, smooth, g2) if smooth else {},
             "measured": {
                 "gradient_sq_mean": [float(np.mean(values)) for values in record["gradient_sq"]],
                 "loss_increase": increases,
             },
         }
 
+    def _bounds(
+        self,
+        rho: list[float],
+        beta: list[list[float]],
+        beta_bar: float,
+        rounds: int,
+        lr: float,
+        smooth: float,
+        g2: float,
+    ) -> dict[str, Any]:
+        """Eq. 13–16. Cross-entropy is never below 0, so L^(t)(W^(t,0)) stands for Δ_t."""
+        record = self._server.progress.geometry
+        gaps, steps, tasks = record["start_loss"], record["steps"], len(rho)
+        return {
+            "taskwise": [
+                _finite(geometry.taskwise_bound(gaps[t], rho[t], rounds, steps[t], lr, smooth, g2))
+                for t in range(tasks)
+            ],
+            "forgetting": [
+                geometry.forgetting_bound(
+                    [beta[t][old] for t in later], [steps[t] for t in later], rounds, lr, smooth, g2
+                )
+                for old, later in ((old, range(old + 1, tasks)) for old in range(tasks - 1))
+            ],
+            "taskwise_canonical": [
+                _finite(geometry.taskwise_bound_canonical(gaps[t], rho[t], rounds, smooth, g2)) for t in range(tasks)
+            ],
+            "ft_loss_canonical": geometry.loss_forgetting_bound(tasks, beta_bar, rounds, smooth, g2),
+        }
+
     def _projectors(self, task: int) -> dict[str, Projector]:
-        method = self._server.method
-        if task == 0 or not isinstance(method, FedProTIP):
-            return {}
-        made = method.projectors(self._server.network, self._server.knowledge, task)
+        made = self._server.method.projectors(self._server.network, self._server.knowledge, task) if task else []
         return {layer.name: projector for layer, projector in made}
 
     def _gradient(self, task: int) -> tuple[float, dict[str, Tensor], float]:
-        """(L^(t), ∇L^(t) by layer as (out, d), mean ‖∇ℓ‖² of batches) over the task's training data."""
+        """L^(t), ∇L^(t) by layer as (out, d), and the largest client's mean ‖∇ℓ‖² over its batches."""
         server, network = self._server, self._server.network
-        layers = _layers(network)
-        parameters = dict(network.backbone.named_parameters())
-        wanted = {lay.parameter for lay in layers}
-        frozen = {name: p.requires_grad for name, p in parameters.items()}
-        for name in wanted:
-            parameters[name].requires_grad_(True)
+        layers, parameters = _layers(network), dict(network.backbone.named_parameters())
+        flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+        wanted = {layer.parameter: parameters[layer.parameter].requires_grad_(True) for layer in layers}
         network.eval()
         device, size = next(network.parameters()).device, server.settings.train.batch
-        indices = np.concatenate([server.stream.client_samples(task, k) for k in server.stream.clients(task)])
-        total = {name: torch.zeros_like(parameters[name]) for name in wanted}
-        loss_sum, second, batches = 0.0, 0.0, 0
-        for start in range(0, len(indices), size):
-            images, labels = server.stream.train_batch(task, indices[start : start + size])
-            loss = server.method.loss(network, images.to(device), labels.to(device), task)
-            gradients = torch.autograd.grad(loss, [parameters[name] for name in total])
-            for name, gradient in zip(total, gradients, strict=True):
-                total[name] += gradient * (len(labels) / len(indices))
-            loss_sum += loss.item() * len(labels) / len(indices)
-            second += sum(gradient.double().square().sum().item() for gradient in gradients)
-            batches += 1
-        for name, flag in frozen.items():
+        shares = [server.stream.client_samples(task, client) for client in server.stream.clients(task)]
+        everything = sum(len(share) for share in shares)
+        total = {name: torch.zeros_like(parameter) for name, parameter in wanted.items()}
+        loss_sum, second_moments = 0.0, [0.0]
+        for share in shares:
+            squares = []
+            for start in range(0, len(share), size):
+                images, labels = server.stream.train_batch(task, share[start : start + size])
+                loss = server.method.loss(network, images.to(device), labels.to(device), task)
+                gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
+                for name, gradient in zip(total, gradients, strict=True):
+                    total[name] += gradient * (len(labels) / everything)
+                loss_sum += loss.item() * len(labels) / everything
+                squares.append(sum(gradient.double().square().sum().item() for gradient in gradients))
+            second_moments += [float(np.mean(squares))] if squares else []
+        for name, flag in flags.items():
             parameters[name].requires_grad_(flag)
-        return loss_sum, {lay.name: lay.weight(total) for lay in layers}, second / batches
+        return loss_sum, {layer.name: layer.weight(total) for layer in layers}, max(second_moments)
 
     def _compare(self, gradient: dict[str, Tensor], first: bool) -> None:
         """L from two iterates of one task in a row."""
@@ -165,10 +182,12 @@ class Probe:
     def _steps(self, task: int) -> int:
         """S_t: the local steps of the largest client in one round."""
         train, stream = self._server.settings.train, self._server.stream
-        if train.steps:
-            return train.steps
-        largest = max(len(stream.client_samples(task, client)) for client in stream.clients(task))
-        return train.epochs * -(-largest // train.batch)
+        sizes = [len(stream.client_samples(task, client)) for client in stream.clients(task)]
+        return sum(1 for _ in local_batches(np.arange(max(sizes)), train, np.random.default_rng(0)))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _layers(network: Network) -> list[Layer]:

@@ -12,6 +12,9 @@ from fedprotip.files import ClientStore, Tensors
 from fedprotip.messages import Message
 from fedprotip.runs import RunFolder
 
+MOST_REASONS = 50
+"""Different reasons of failures that are counted one by one; all are in events.jsonl."""
+
 Observer = Callable[[dict[str, Any]], None]
 
 
@@ -57,7 +60,9 @@ class Journal:
 
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
         """A client was left out: say so and count it."""
-        progress.failures[reason] = progress.failures.get(reason, 0) + 1
+        progress.last_failure = reason
+        counted = reason if reason in progress.failures or len(progress.failures) < MOST_REASONS else "other reasons"
+        progress.failures[counted] = progress.failures.get(counted, 0) + 1
         self.event("failure", task=task, round=round_, client=client, reason=reason)
 
     @contextmanager
@@ -67,13 +72,17 @@ class Journal:
         try:
             yield
         finally:
-            progress.seconds[name] += time.perf_counter() - start
+            progress.seconds[name] = progress.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:
-        server.progress.peak_rss_mb = max(server.progress.peak_rss_mb, peak_rss_mb())
+    def flush(self) -> None:
+        """Write the lines so far; a resume cuts off those that no checkpoint covers."""
         for log, lines in self._lines.items():
             self._folder.append(log, lines)
             lines.clear()
+
+    def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:
+        server.progress.peak_rss_mb = max(server.progress.peak_rss_mb, peak_rss_mb())
+        self.flush()
         self._folder.checkpoint(server.state(), server.tensors() | extra, self._store)
 
 

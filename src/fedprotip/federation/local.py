@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from fedprotip.errors import FedprotipError
 from fedprotip.federation.client import Workspace
+from fedprotip.files import StoreError
 from fedprotip.messages import Message
 from fedprotip.methods.base import Knowledge
+from fedprotip.models import Network
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,16 @@ class Reply:
 class LocalEngine:
     """Runs clients in the order of their ids and yields their replies as they come.
 
-    Simulated clients share one model and read the server's knowledge: between two messages all of them
-    would hold the same, so memory does not grow with their number.
+    A client that has received its parcel holds the server's model and knowledge. So simulated clients share
+    one model, which is set back to the server's before each of them, and read the server's knowledge: memory
+    does not grow with their number. The parcels themselves are only counted here.
     """
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
 
-    def begin_task(self, task: int, knowledge: Knowledge) -> None:
+    def begin_task(self, task: int, network: Network, knowledge: Knowledge) -> None:
+        self._network = network
         self.workspace.knowledge = knowledge
         self.workspace.begin_task(task)
 
@@ -46,12 +50,11 @@ class LocalEngine:
         self, clients: list[int], parcel: Callable[[int], list[Message]], work: Callable[[int], Message]
     ) -> Iterator[Reply]:
         for client in clients:
-            for message in parcel(client):
-                if message.kind == "model":
-                    self.workspace.receive(message)
+            parcel(client)
+            self.workspace.copy_from(self._network)
             try:
                 reply = Reply(client, work(client))
-            except FedprotipError:
+            except (FedprotipError, StoreError):
                 raise
             except Exception as error:  # a failing client must not stop the others
                 reply = Reply(client, error=f"{type(error).__name__}: {error}")

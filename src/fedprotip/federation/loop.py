@@ -27,11 +27,11 @@ PATIENCE = 3
 
 
 def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Probe | None = None) -> None:
-    """Train all tasks that are left, evaluate after each, and leave a checkpoint after every round."""
+    """Train all tasks that are left, evaluate after each, and leave checkpoints on the way."""
     progress, settings = server.progress, server.settings
     for task in range(progress.task, len(server.stream.tasks)):
         server.begin_task(task)
-        engine.begin_task(task, server.knowledge)
+        engine.begin_task(task, server.network, server.knowledge)
         active = server.stream.clients(task)
         present = engine.present(active)
         before = dict(progress.seconds)
@@ -39,9 +39,10 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
             journal.event("absent", task=task, clients=absent, reason="no data of this task")
 
         for round_ in range(progress.round, settings.train.rounds):
-            with journal.phase(progress, "train"):
-                if probe:
+            if probe:
+                with journal.phase(progress, "geometry"):
                     probe.measure(task, round_)
+            with journal.phase(progress, "train"):
                 train_round(server, engine, journal, present, task, round_)
             progress.round = round_ + 1
             if progress.round % settings.run.checkpoint == 0:
@@ -49,13 +50,14 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
 
         with journal.phase(progress, "task_end"):
             finish_task(server, engine, journal, present, active, task)
-        with journal.phase(progress, "evaluate"):
-            if probe:
+        if probe:
+            with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
+        with journal.phase(progress, "evaluate"):
             router = server.method.router(server.knowledge) if server.method.routes else None
             evaluation = evaluate(server.network, server.stream, router, task, settings)
             evaluation.enter(progress.matrix, progress.routing)
-        seconds = {phase: progress.seconds[phase] - before[phase] for phase in before}
+        seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.knowledge)
         journal.event("task", task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims)
         progress.task, progress.round = task + 1, 0
@@ -67,10 +69,10 @@ def train_round(
 ) -> None:
     """One global round: W^(t,e) ← Σ p_k W_k^(t,e,S)."""
     started, losses = perf_counter(), []
-    average, specs = Average(), server.expected(task)
+    average = Average()
     parcel = logged(server, journal, task, round_, lambda client: server.parcel(client, task))
     replies = engine.train(server.choose(present, task, round_), round_, parcel)
-    for _, update in valid(replies, server, journal, task, round_, lambda message: message.check("model", specs)):
+    for _, update in valid(replies, server, journal, task, round_, lambda update: server.check_update(update, task)):
         average.add(update.tensors, server.weight(update))  # Eq. 6
         losses.append(update.meta["loss"])
     if average:
@@ -87,13 +89,12 @@ def finish_task(
 ) -> None:
     """Task end: for FedProTIP extract → merge → broadcast → refer; nothing for FedAvg."""
     method, digested = server.method, list[Message]()
-    reached: dict[int, int] = {}  # client → digested messages it has received, with the task's final model
+    reached: dict[int, int] = {}  # client → digested messages it has received
 
     def parcel(client: int) -> list[Message]:
-        model = [] if client in reached else server.parcel(client, task)
         news = digested[reached.get(client, 0) :]
         reached[client] = len(digested)
-        return [*model, *news]
+        return [*server.parcel(client, task), *news]
 
     def check(message: Message) -> None:
         method.validate(message, server.network, server.knowledge, task)
@@ -112,13 +113,15 @@ def finish_task(
             digested.append(result)
     for client, received in reached.items():
         if received == len(digested):
-            server.progress.holds[str(client)] = task
+            server.progress.knows[str(client)] = task
 
 
 def _reason(server: Server) -> str:
     """The last failure, and what to do."""
-    last = list(server.progress.failures)[-1] if server.progress.failures else "no client has data"
-    return f"the last reason: {last}; mend it (not finite: a smaller train.lr), then resume"
+    return (
+        f"the last reason: {server.progress.last_failure}; mend it and resume, or start again with other settings "
+        "(a smaller train.lr if values are not finite)"
+    )
 
 
 Parcel = Callable[[int], list[Message]]
@@ -144,8 +147,14 @@ def valid(
     round_: int | None,
     check: Callable[[Message], object],
 ) -> Iterator[tuple[int, Message]]:
-    """The replies that can be used, one at a time; the others are left out, reported and counted."""
+    """The replies that can be used, one at a time; the others are left out, reported and counted.
+
+    Engines yield replies in the order of clients, whoever finished first: sums depend on the order.
+    """
+    last = -1
     for reply in replies:
+        assert reply.client > last, "an engine must yield replies in the order of clients"
+        last = reply.client
         reason = reply.error
         if reply.message is not None:
             try:

@@ -20,6 +20,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedprotip.capture import Layer
 from fedprotip.errors import UsageError
 from fedprotip.files import ClientStore
 from fedprotip.inference.route import CosineRouter
@@ -28,9 +29,11 @@ from fedprotip.models import Network
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream import Stream
+from fedprotip.subspace.project import Projector
 
 Knowledge = dict[str, Tensor]
-"""What is known about past tasks, as tensors named FILE/…: saved as FILE.safetensors, broadcast to clients."""
+"""What is known about past tasks, as named tensors, all of them in checkpoints: subspaces/… reach every client,
+subspaces/… and references/… become files of the run folder, server/… is working state of the server."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Method:
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     routes: ClassVar[bool] = False
     """Whether it predicts the task of a sample (modes single and batch64)."""
+    protects: ClassVar[bool] = False
+    """Whether it keeps updates out of subspaces (`projectors`), so that their geometry can be measured."""
     task_end: ClassVar[tuple["Exchange", ...]] = ()
     """What clients send at the end of a task, in this order."""
     Options: ClassVar[type[MethodSettings]] = MethodSettings
@@ -105,6 +110,10 @@ class Method:
     def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
         """Add what the server broadcasts at the end of a task to one's knowledge, in place."""
 
+    def projectors(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Projector]]:
+        """The layers whose updates are kept out of a subspace during a task."""
+        return []
+
     # Client
 
     def loss(self, network: Network, images: Tensor, labels: Tensor, task: int) -> Tensor:
@@ -121,6 +130,9 @@ class Method:
         raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not make it")
 
     # Server
+
+    def begin_task(self, network: Network, knowledge: Knowledge, task: int) -> None:
+        """Before the first round of a task; `network` holds W^(t,0)."""
 
     def aggregate(self, network: Network, average: dict[str, Tensor], knowledge: Knowledge, task: int) -> None:
         """Turn the clients' average into the next global model; `network` still holds the one before."""

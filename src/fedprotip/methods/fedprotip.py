@@ -1,5 +1,6 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
+import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
@@ -16,12 +17,14 @@ from fedprotip.models import Network
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
-from fedprotip.subspace.basis import Core, core_basis, core_of_moment
-from fedprotip.subspace.merge import EnergyMerge, Merger, UnionMerge
+from fedprotip.subspace.basis import FAINT, Core, core_basis, core_of_moment
+from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
 from fedprotip.subspace.project import Anchored, Projector
 
 ROUTING = "routing"
 """Name of the final-layer basis U_L in messages; layers of the backbone are named after their weight."""
+START = "server/start/"
+"""Prefix of W^(t,0) in the server's knowledge."""
 SIGMA = "sigma/"
 """Prefix of singular values in messages, sent only where bases are merged by energy."""
 
@@ -68,12 +71,13 @@ class FedProTIPOptions(MethodSettings):
 class FedProTIP(Method):
     name = "fedprotip"
     routes = True
+    protects = True
     task_end: ClassVar[tuple[Exchange, ...]] = (Exchange("basis"), Exchange("reference", everyone=True))
     Options: ClassVar[type[MethodSettings]] = FedProTIPOptions
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._projectors: tuple[tuple[int, int], list[tuple[Layer, Projector]]] | None = None
+        self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
 
     @property
     def options(self) -> FedProTIPOptions:
@@ -107,22 +111,35 @@ class FedProTIP(Method):
 
     def projectors(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Projector]]:
         """Eq. 4 for every layer that has a basis; made once per task."""
-        if self._projectors is None or self._projectors[0] != (task, id(knowledge)):
+        if self._made is None or self._made[0] != task or self._made[1] is not knowledge:
             bases = SubspaceBank.from_tensors(knowledge).layers
             device = next(network.parameters()).device
             layers = [layer for group in find_layers(network.backbone, False).values() for layer in group]
             made = [(lay, Projector.outside(bases[lay.name].to(device))) for lay in layers if lay.name in bases]
-            self._projectors = ((task, id(knowledge)), made)
-        return self._projectors[1]
+            self._made = task, knowledge, made
+        return self._made[2]
+
+    def begin_task(self, network: Network, knowledge: Knowledge, task: int) -> None:
+        """Remember W^(t,0), from which every average of the task is kept at ∆W·Φ = 0."""
+        weights = dict(network.backbone.named_parameters())
+        for layer, _ in self.projectors(network, knowledge, task) if task else []:
+            knowledge[START + layer.parameter] = weights[layer.parameter].detach().clone()
 
     def aggregate(self, network: Network, average: dict[str, Tensor], knowledge: Knowledge, task: int) -> None:
-        """With global projection: W ← W + P(average − W), after the clients trained freely."""
-        if task == 0 or self.options.projection != "global":
+        """W^(t,e) ← W^(t,0) + P(average − W^(t,0)).
+
+        With global projection this is the projection. With local projection the clients' updates are outside
+        Φ already, and it only removes the rounding of float32, which would add up over the rounds.
+        """
+        local = self.options.projection == "local" and self.options.project_on == "update"
+        if task == 0 or not (local or self.options.projection == "global"):
             return
-        before = {name: weight.detach() for name, weight in network.backbone.named_parameters()}
-        after = {name.removeprefix("backbone."): weight for name, weight in average.items()}
         for layer, projector in self.projectors(network, knowledge, task):
-            projector.anchor(layer.weight(before)).pull_back_(layer.weight(after))
+            start = layer.weight({layer.parameter: knowledge[START + layer.parameter]}).to(projector.basis)
+            view = layer.weight({layer.parameter: average[f"backbone.{layer.parameter}"]})
+            weight = view.to(projector.basis)
+            projector.anchor(start).pull_back_(weight)
+            view.copy_(weight)
 
     def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
         """Append Φ^(t) of every layer and U_L^(t)."""
@@ -162,8 +179,8 @@ class FedProTIP(Method):
         tensors = {name: core.basis for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
         tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
-        captured = {name: core.captured for name, core in weighed.items()}
-        return Message("basis", tensors, {"captured": captured} if captured else {})
+        rest = {name: [core.captured, core.tail] for name, core in weighed.items()}
+        return Message("basis", tensors, {"rest": rest} if rest else {})
 
     def _observe(self, local: ClientTask) -> tuple[dict[str, Tensor], Tensor, int]:
         """One pass over m images: sampled columns of the layers; Σ aaᵀ of the final features, and how many."""
@@ -178,11 +195,15 @@ class FedProTIP(Method):
         handle = backbone.register_forward_hook(remember)
         try:
             batches = local.batches(self.options.images, self.settings.evaluate.batch)
+            if self.options.projection == "none":  # only routing needs a basis
+                for batch in batches:
+                    backbone(batch)
+                return {}, moment, samples
             seed = (local.seed, "columns", local.task, local.client)
             columns = capture(backbone, batches, self.options.columns, seed)
+            return columns, moment, samples
         finally:
             handle.remove()
-        return ({} if self.options.projection == "none" else columns), moment, samples
 
     def _refer(self, local: ClientTask) -> Message:
         """Eq. 11 for every task this client has seen, against the global bases of all tasks so far."""
@@ -215,9 +236,9 @@ class FedProTIP(Method):
         ranks = {name: message.tensors[name].shape[1] for name in specs if name in message.tensors}
         specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
         message.check("basis", specs)
-        captured = message.meta.get("captured", {})
-        if any(not isinstance(captured.get(name), float) for name in ranks if self._by_energy(name)):
-            raise BadMessage("the captured energy of a layer is missing")
+        for name in ranks:
+            if self._by_energy(name):
+                self._check_energies(name, message)
         if ranks[ROUTING] == 0:
             raise BadMessage("the routing basis is empty")
 
@@ -242,12 +263,12 @@ class FedProTIP(Method):
         mergers = {ROUTING: self._merger(ROUTING, bank.routed(network.features), task)}
         inside = self._merger(ROUTING, nothing, task)  # for a task whose features lie in the earlier bases
         for _, message in replies:
-            captured = message.meta.get("captured", {})
+            rest = message.meta.get("rest", {})
             for name, basis in message.tensors.items():
                 if name.startswith(SIGMA):
                     continue
                 sigma = message.tensors.get(SIGMA + name, torch.zeros(basis.shape[1]))
-                core = Core(basis, sigma.double(), captured.get(name, 0.0))
+                core = Core(basis, sigma.double(), *rest.get(name, (0.0, 0.0)))
                 if name not in mergers:
                     mergers[name] = self._merger(name, bank.basis(name, len(basis)), task)
                 mergers[name].add(core)
@@ -256,14 +277,24 @@ class FedProTIP(Method):
         merged = {name: merger.result() for name, merger in mergers.items()}
         if merged[ROUTING].shape[1] == 0:
             merged[ROUTING] = inside.result()
+        if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
+            merged[ROUTING] = torch.eye(network.features, 1)
         return Message("basis", merged)
+
+    def _check_energies(self, name: str, message: Message) -> None:
+        """Singular values, captured energy and tail of a basis must be finite and not negative."""
+        rest = message.meta.get("rest", {}).get(name)
+        numbers = rest if isinstance(rest, list) and len(rest) == 2 else [torch.nan]
+        numbers = [*numbers, *message.tensors[SIGMA + name].tolist()]
+        if not all(isinstance(number, float) and math.isfinite(number) and number >= 0 for number in numbers):
+            raise BadMessage(f"the energies of {name} are not finite numbers ≥ 0")
 
     def _by_energy(self, name: str) -> bool:
         return self.options.merge == "energy" or (name == ROUTING and self.options.routing_rank > 0)
 
     def _merger(self, name: str, earlier: Tensor, task: int) -> Merger:
         if not self._by_energy(name):
-            return UnionMerge(earlier)
+            return UnionMerge(earlier, FAINT if name == ROUTING else DEPENDENT)
         fixed = self.options.routing_rank if name == ROUTING else 0
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed)
 
@@ -301,7 +332,10 @@ class ProjectUpdate:
 
 
 class ProjectGradient:
-    """Projection of the gradient only, as in published code: decay and momentum escape it."""
+    """Projection of the gradient only, as in published code: decay and momentum escape it.
+
+    Unlike there, biases and norm layers stay frozen, so decay does not act on them.
+    """
 
     def __init__(self, projectors: list[tuple[Layer, Projector]], weights: Mapping[str, Tensor]) -> None:
         self._projectors, self._weights = projectors, weights

@@ -28,8 +28,6 @@ def split_dirichlet(
     for label in np.unique(labels):
         samples = rng.permutation(indices[labels == label])
         shares = rng.dirichlet(np.full(clients, min(alpha, LARGE)))
-        if not np.isfinite(shares).all() or shares.sum() == 0:  # a vanishing α underflows: one client has it all
-            shares = np.eye(clients)[rng.integers(clients)]
         if len(samples) >= clients:
             for client, sample in enumerate(samples[:clients]):
                 parts[client].append(sample[None])

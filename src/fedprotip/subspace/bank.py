@@ -44,7 +44,10 @@ class SubspaceBank:
         """The bank within a dictionary of knowledge; other entries are left aside."""
         bank = cls()
         for name in sorted(tensors):
-            kind, _, rest = name.removeprefix("subspaces/").partition("/")
+            file, _, rest = name.partition("/")
+            kind, _, rest = rest.partition("/")
+            if file != "subspaces":
+                continue
             if kind == "layers":
                 bank.layers[rest] = tensors[name]
             elif kind == "ranks":

@@ -14,6 +14,10 @@ NOISE = 1e-6
 """Singular values below this share of ‖a‖ are rounding of float32 activations, not directions."""
 
 
+FAINT = 1e-3
+"""A routing direction with less than this share of ‖a‖ would tell nobody which task a feature belongs to."""
+
+
 @dataclass(frozen=True)
 class Core:
     """A client's core basis of one layer, and what a merge needs to weigh it."""
@@ -21,6 +25,7 @@ class Core:
     basis: Tensor  # (d, r), float32, orthonormal
     sigma: Tensor  # (r,), float64, the retained singular values
     captured: float  # ‖a‖² − ‖ã‖², energy that earlier bases hold already
+    tail: float = 0.0  # what the rank rule cut off: Σσ (mass) or Σσ² (energy) of the dropped directions
 
 
 def residual(a: Tensor, phi: Tensor) -> Tensor:
@@ -75,33 +80,34 @@ def core_basis(a: Tensor, phi: Tensor, threshold: float, rule: RankRule) -> Core
     u, sigma = left_svd(rest, floor=NOISE * total**0.5)
     captured = max(total - rest.square().sum().item(), 0.0)
     rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
-    return _cut(u, sigma, phi, captured, rank)
+    return _cut(u, sigma, phi, captured, rank, rule)
 
 
 def core_of_moment(moment: Tensor, phi: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> Core:
     """The core basis of activations known only by their second moment aaᵀ (d, d), never empty.
 
     For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing is
-    left outside the earlier bases, the dominant directions of the activations themselves.
+    left outside the earlier bases (nothing above FAINT), the dominant directions of the activations themselves.
     """
     moment, phi = moment.double(), phi.double()
     for earlier in (phi, phi[:, :0]):
         rest = residual(residual(moment, earlier).T, earlier)
         values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
         sigma, u = values.clamp_min(0).sqrt().flip(0), vectors.flip(1)
-        keep = sigma > NOISE * moment.trace().clamp_min(0).sqrt()
+        keep = sigma > FAINT * moment.trace().clamp_min(0).sqrt()
         sigma, u = sigma[keep], u[:, keep]
         if len(sigma):
             captured = max((moment.trace() - rest.trace()).item(), 0.0)
             rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
-            return _cut(u, sigma, earlier, captured, fixed or max(rank, 1))
+            return _cut(u, sigma, earlier, captured, fixed or max(rank, 1), rule)
     first = torch.eye(len(moment), 1, dtype=torch.float64)  # all-zero features: any direction serves
     return Core(first.float(), first.new_zeros(1), 0.0)
 
 
-def _cut(u: Tensor, sigma: Tensor, phi: Tensor, captured: float, rank: int) -> Core:
+def _cut(u: Tensor, sigma: Tensor, phi: Tensor, captured: float, rank: int, rule: RankRule) -> Core:
     """The first `rank` directions, made exactly orthogonal to Φ, together never more than d."""
     basis = u[:, : min(rank, phi.shape[0] - phi.shape[1])]
     if phi.shape[1] and basis.shape[1]:
         basis = orthonormalise(residual(basis, phi))
-    return Core(basis.float(), sigma[: basis.shape[1]], captured)
+    kept, dropped = sigma[: basis.shape[1]], sigma[basis.shape[1] :]
+    return Core(basis.float(), kept, captured, (dropped if rule == "mass" else dropped.square()).sum().item())

@@ -4,7 +4,7 @@ Plain numbers in, plain numbers out; `federation/geometry.py` measures what goes
 """
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
@@ -52,15 +52,19 @@ def taskwise_bound(
         gap: Δ_t = L^(t)(W^(t,0)) − inf L^(t); rho: ρ_t; rounds, steps, lr: E_t, S_t, η_t;
         smoothness: L of Assumption 1; second_moment: G² of Assumption 3.
     """
+    if rho <= 0:
+        return inf  # nothing of the gradient is left: no bound
     drift = smoothness * lr * steps
     return 2 * gap / (rho * rounds * steps * lr) + drift * second_moment / rho * (1 + drift / (3 * rho))
 
 
 def forgetting_bound(
-    betas: Sequence[float], rounds: int, steps: int, lr: float, smoothness: float, second_moment: float
+    betas: Sequence[float], steps: Sequence[int], rounds: int, lr: float, smoothness: float, second_moment: float
 ) -> float:
-    """Eq. 14: bound on the loss increase of an old task; `betas` are β_τ^(t−1) of every later task t."""
-    return second_moment * sum(rounds * (beta * steps * lr + smoothness / 2 * steps**2 * lr**2) for beta in betas)
+    """Eq. 14: bound on the loss increase of an old task; β_τ^(t−1) and S_t of every later task t."""
+    return second_moment * sum(
+        rounds * (beta * s * lr + smoothness / 2 * s**2 * lr**2) for beta, s in zip(betas, steps, strict=True)
+    )
 
 
 def canonical_lr(rounds: int, steps: int, smoothness: float) -> float:
@@ -70,6 +74,8 @@ def canonical_lr(rounds: int, steps: int, smoothness: float) -> float:
 
 def taskwise_bound_canonical(gap: float, rho: float, rounds: int, smoothness: float, second_moment: float) -> float:
     """Eq. 15: Eq. 13 at the canonical step size."""
+    if rho <= 0:
+        return inf
     root = sqrt(rounds)
     return 2 * smoothness * gap / (rho * root) + second_moment / (rho * root) * (1 + 1 / (3 * rho * root))
 

@@ -3,13 +3,12 @@
 Both take the clients one after another, so memory does not grow with their number.
 """
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedprotip.subspace.basis import Core, RankRule, left_svd, orthonormalise, residual
+from fedprotip.subspace.basis import NOISE, Core, RankRule, left_svd, orthonormalise, residual
 from fedprotip.subspace.rank import rank_energy, rank_mass
 
 DEPENDENT = 1e-5
@@ -24,14 +23,14 @@ class Merger(Protocol):
     def result(self) -> Tensor: ...
 
 
-def append(phi: Tensor, u: Tensor) -> Tensor:
+def append(phi: Tensor, u: Tensor, dependent: float = DEPENDENT) -> Tensor:
     """Eq. 10, one step: [Φ, U − ΦΦᵀU] with the appended part orthonormalised, float64 (d, R').
 
     Directions of U that Φ already holds are dropped, so R' ≤ d. The columns of Φ stay as they are.
     """
     phi = phi.double()
     new, sines = left_svd(residual(u, phi))
-    new = new[:, sines > DEPENDENT][:, : phi.shape[0] - phi.shape[1]]
+    new = new[:, sines > dependent][:, : phi.shape[0] - phi.shape[1]]
     if phi.shape[1] and new.shape[1]:
         new = orthonormalise(residual(new, phi))
     return torch.cat([phi, new], dim=1)
@@ -43,12 +42,12 @@ class UnionMerge:
     The span does not depend on the order of the clients.
     """
 
-    def __init__(self, earlier: Tensor) -> None:
-        self._known = earlier.shape[1]
+    def __init__(self, earlier: Tensor, dependent: float = DEPENDENT) -> None:
+        self._known, self._dependent = earlier.shape[1], dependent
         self._whole = earlier.double()
 
     def add(self, core: Core) -> None:
-        self._whole = append(self._whole, core.basis)
+        self._whole = append(self._whole, core.basis, self._dependent)
 
     def result(self) -> Tensor:
         return self._whole[:, self._known :].float()
@@ -56,6 +55,9 @@ class UnionMerge:
 
 class EnergyMerge:
     """The dominant directions of all clients together: SVD of [U₁Σ₁, …, U_KΣ_K], cut by the rank rule.
+
+    What clients cut off themselves counts as missing, so ε is a share of all their activations; the basis of
+    a single client stays as it is.
 
     Args:
         earlier: basis of the tasks before (d, R); the result (d, r) is orthogonal to it.
@@ -68,29 +70,24 @@ class EnergyMerge:
         self._earlier = earlier.double()
         self._threshold, self._rule, self._fixed = threshold, rule, fixed
         self._factor = self._earlier[:, :0]
-        self._captured = 0.0
+        self._captured = self._tail = 0.0
 
     def add(self, core: Core) -> None:
         self._factor = torch.cat([self._factor, core.basis.double() * core.sigma.double()], dim=1)
         self._captured += core.captured
+        # Energies of clients add up; singular values of like spectra add up in quadrature.
+        self._tail = self._tail + core.tail if self._rule == "energy" else (self._tail**2 + core.tail**2) ** 0.5
         if self._factor.shape[1] > self._factor.shape[0]:
             u, sigma = left_svd(self._factor)
             self._factor = u * sigma
 
     def result(self) -> Tensor:
-        u, sigma = left_svd(residual(self._factor, self._earlier))
+        u, sigma = left_svd(residual(self._factor, self._earlier), floor=NOISE * self._factor.norm().item())
         if self._fixed:
             rank = self._fixed
         elif self._rule == "mass":
-            rank = rank_mass(sigma, self._threshold)
+            rank = rank_mass(sigma, self._threshold, self._tail)
         else:
-            rank = rank_energy(sigma, self._captured, self._threshold)
+            rank = rank_energy(sigma, self._captured, self._threshold, self._tail)
         u = u[:, : min(rank, self._earlier.shape[0] - self._earlier.shape[1])]
         return (orthonormalise(residual(u, self._earlier)) if u.shape[1] else u).float()
-
-
-def merged(merger: Merger, cores: Iterable[Core]) -> Tensor:
-    """The result of a merger after all clients' cores."""
-    for core in cores:
-        merger.add(core)
-    return merger.result()

@@ -7,28 +7,30 @@ ROUNDING = 1e-12
 """Slack in "at least ε", so that a share that equals ε on paper also does in floating point."""
 
 
-def rank_mass(sigma: Tensor, threshold: float) -> int:
+def rank_mass(sigma: Tensor, threshold: float, tail: float = 0.0) -> int:
     """Eq. 9: the smallest r whose singular values hold at least `threshold` of their sum.
 
     Args:
         sigma: singular values of the residual, descending, (n,).
         threshold: ε in (0, 1].
+        tail: sum of further singular values that were cut off before.
 
     At least 1, except 0 when all values are zero: a zero residual has no direction.
 
     >>> rank_mass(torch.tensor([3.0, 1.0]), 0.75)
     1
     """
-    return _smallest(sigma, threshold * sigma.double().sum().item()) if sigma.any() else 0
+    return _smallest(sigma, threshold * (sigma.double().sum().item() + tail)) if sigma.any() else 0
 
 
-def rank_energy(sigma: Tensor, captured: float, threshold: float) -> int:
+def rank_energy(sigma: Tensor, captured: float, threshold: float, tail: float = 0.0) -> int:
     """Rule of GPM: what earlier bases capture counts first, new directions fill up to ε of the whole energy.
 
     Args:
         sigma: singular values of the residual, descending, (n,).
         captured: energy of the activations inside the earlier subspaces, ‖a‖² − ‖ã‖².
         threshold: ε in (0, 1].
+        tail: energy of further directions that were cut off before.
 
     0 when the earlier bases already hold that share.
 
@@ -36,7 +38,7 @@ def rank_energy(sigma: Tensor, captured: float, threshold: float) -> int:
     1
     """
     energy = sigma.double() ** 2
-    total = captured + energy.sum().item()
+    total = captured + energy.sum().item() + tail
     missing = threshold * total - captured
     return _smallest(energy, missing) if missing > ROUNDING * total else 0
 

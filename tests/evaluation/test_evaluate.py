@@ -1,0 +1,228 @@
+"""All modes in one pass, against plain loops over single samples."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedprotip.evaluation.evaluate import Answers, Evaluation, answer, draw_groups, evaluate
+from fedprotip.inference.route import CosineRouter
+from fedprotip.models import Network
+from fedprotip.settings import load
+from fedprotip.stream import build_stream
+from tests.stream.samples import made_dataset
+from tests.subspace.reference import random_basis
+
+WIDTH = 6
+
+
+class Fixed(nn.Module):
+    """Routes as it is told: every decision is the same task."""
+
+    def __init__(self, task, tasks):
+        super().__init__()
+        self.task, self.bases = task, [torch.eye(WIDTH, 1)] * tasks
+
+    def energies(self, features):
+        return torch.ones(len(features), len(self.bases))
+
+    def route(self, relevance):
+        return torch.full((len(relevance),), self.task)
+
+
+def world(seed=0, counts=(7, 5, 3, 6, 4, 9), group=4, draws=3, batch=5, shared=False, **stream):
+    """Settings, a stream of random images and a random network with all its heads."""
+    raw = {
+        "stream": {"tasks": 3} | stream,
+        "evaluate": {"group": group, "draws": draws, "batch": batch},
+        "run": {"seed": seed},
+    }
+    settings = load(raw)
+    found = build_stream(settings, made_dataset(counts, counts))
+    torch.manual_seed(seed)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(16, WIDTH), nn.ReLU(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
+    network = Network(backbone, WIDTH, shared)
+    for task in found.tasks:
+        network.add_head(task.classes, seed, task.index)
+    return settings, found, network
+
+
+def random_router(seed, tasks, clients=3):
+    rng = np.random.default_rng(seed)
+    bases = [torch.tensor(random_basis(rng, WIDTH, int(rng.integers(1, 3)))).float() for _ in range(tasks)]
+    return CosineRouter(bases, torch.tensor(rng.uniform(0, 1, (clients, tasks, tasks))).float())
+
+
+def plain(network, stream, router, settings, seen):
+    """Every mode by a loop over single samples."""
+    network.eval()
+    modes = {mode: [] for mode in ("aware", "agnostic", "single", "batch64")}
+    routing, confusion = {"single": [], "batch64": []}, {"single": [], "batch64": []}
+    for task in range(seen + 1):
+        samples = []
+        for index in stream.tasks[task].test:
+            image, label = stream.test_batch(task, np.array([index]))
+            with torch.no_grad():
+                feature = network.backbone(image)
+                logits = [head(feature)[0].tolist() for head in network.heads]
+            by_head = [network.labels[h][int(np.argmax(z))] for h, z in enumerate(logits)]
+            _, best = max((max(z), h) for h, z in enumerate(logits))
+            samples.append((int(label), by_head, by_head[best], feature))
+        modes["aware"].append(np.mean([by_head[network.head_of(task)] == y for y, by_head, _, _ in samples]))
+        modes["agnostic"].append(np.mean([said == y for y, _, said, _ in samples]))
+        groups = {"single": [[i] for i in range(len(samples))]}
+        said = Answers(torch.zeros(len(samples)), torch.zeros(0), torch.zeros(0), None)
+        groups["batch64"] = [group.tolist() for group in draw_groups(task, said, settings)]
+        for mode, members in groups.items():
+            right, routed, counts = [], [], [0] * (seen + 1)
+            for group in members:
+                energy = [
+                    np.sqrt(np.mean([(samples[i][3] @ basis).square().sum().item() for i in group]))
+                    for basis in router.bases
+                ]
+                decision = int(router.route(torch.tensor([energy]).float()))
+                counts[decision] += 1
+                for i in group:
+                    label, by_head = samples[i][:2]
+                    right.append(by_head[network.head_of(decision)] == label)
+                    holds = label in stream.tasks[decision].classes
+                    routed.append(holds if settings.stream.scenario == "class" else decision == task)
+            modes[mode].append(np.mean(right))
+            routing[mode].append(np.mean(routed))
+            confusion[mode].append(counts)
+    return {mode: [100 * value for value in values] for mode, values in modes.items()}, routing, confusion
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {},
+        {"overlap": 1, "task_size": 2},
+        {"tasks": 1},
+        {"scenario": "domain", "domains": "permute"},
+        {"scenario": "domain", "domains": "rotate", "shared": True},
+    ],
+    ids=repr,
+)
+def test_all_modes_are_those_of_a_plain_loop(seed, stream):
+    settings, found, network = world(seed, **stream)
+    seen = len(found.tasks) - 1
+    router = random_router(seed, seen + 1)
+    network.train()
+    result = evaluate(network, found, router, seen, settings)
+    accuracy, routing, confusion = plain(network, found, router, settings, seen)
+    for mode, values in accuracy.items():
+        assert result.accuracy[mode] == pytest.approx(values), mode
+    assert result.routing == {mode: pytest.approx(values) for mode, values in routing.items()}
+    assert result.confusion == confusion
+
+
+def test_the_batch_size_of_the_forward_pass_changes_nothing():
+    results = []
+    for batch in (1, 7, 1000):
+        settings, found, network = world(batch=batch)
+        results.append(evaluate(network, found, random_router(0, 3), 2, settings))
+    assert results[0] == results[1] == results[2]
+
+
+def test_only_the_tasks_seen_so_far_are_evaluated():
+    settings, found, network = world()
+    result = evaluate(network, found, random_router(0, 2), 1, settings)
+    assert {len(values) for values in result.accuracy.values()} == {2}
+    assert [len(row) for row in result.confusion["single"]] == [2, 2]
+
+
+def test_without_a_router_there_are_two_modes():
+    settings, found, network = world()
+    result = evaluate(network, found, None, 2, settings)
+    assert result.accuracy.keys() == {"aware", "agnostic"}
+    assert result.routing == result.confusion == {}
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_with_overlap_every_task_that_holds_the_label_is_right(told):
+    """Classes 0 1 2 | 2 3 4: a sample of class 2 may go to either task."""
+    settings, found, network = world(counts=(4,) * 5, tasks=2, task_size=3, overlap=1)
+    with torch.no_grad():  # both heads always answer class 2
+        for head, place in zip(network.heads, (2, 0), strict=True):
+            head.weight.zero_()
+            head.bias.copy_(torch.eye(3)[place])
+    result = evaluate(network, found, Fixed(told, 2), 1, settings)
+    third = pytest.approx(100 / 3)
+    assert result.accuracy["single"] == [third, third]  # class 2 is right by either head
+    assert result.accuracy["aware"] == result.accuracy["agnostic"] == [third, third]
+    expected = [1.0, 1 / 3] if told == 0 else [1 / 3, 1.0]
+    assert result.routing["single"] == pytest.approx(expected)
+    assert result.confusion["single"] == [[12 * (told == 0), 12 * (told == 1)]] * 2
+
+
+def test_in_domains_only_the_own_task_is_right():
+    settings, found, network = world(scenario="domain", domains="permute")
+    result = evaluate(network, found, Fixed(1, 3), 2, settings)
+    assert result.routing["single"] == result.routing["batch64"] == [0.0, 1.0, 0.0]
+
+
+def test_agnostic_takes_the_largest_logit_of_all_heads():
+    _, found, network = world()
+    with torch.no_grad():
+        for number, head in enumerate(network.heads):
+            head.weight.zero_()
+            head.bias.copy_(torch.tensor([0.0, float(number == 1)]))
+    said = answer(network, found, None, 0, 5)
+    assert set(said.agnostic.tolist()) == {3}  # head 1 holds classes 2 and 3
+    assert said.energies is None
+    assert len(said.labels) == len(found.tasks[0].test)
+
+
+# Groups
+
+
+def groups_of(n, size, draws, task=0, seed=0):
+    settings = load({"evaluate": {"group": size, "draws": draws}, "run": {"seed": seed}})
+    said = Answers(torch.zeros(n), torch.zeros(0), torch.zeros(0), None)
+    return [group.tolist() for group in draw_groups(task, said, settings)]
+
+
+@given(st.integers(1, 300), st.integers(1, 70), st.integers(1, 25))
+def test_there_are_enough_groups_of_the_right_size(n, size, draws):
+    groups = groups_of(n, size, draws)
+    assert len(groups) >= draws
+    assert all(0 <= i < n for group in groups for i in group)
+    if n >= size * draws:  # every sample in exactly one group
+        assert sorted(i for group in groups for i in group) == list(range(n))
+        assert all(len(group) == size for group in groups[:-1])
+        assert 1 <= len(groups[-1]) <= size
+    else:
+        assert all(len(group) == size for group in groups)
+    if n >= size:
+        assert all(len(set(group)) == len(group) for group in groups)
+
+
+def test_the_defaults_give_twenty_groups_of_64():
+    for n in (1, 10, 63, 64, 90, 1279):
+        groups = groups_of(n, 64, 20)
+        assert [len(group) for group in groups] == [64] * 20
+        repeats = [len(set(group)) < 64 for group in groups]
+        assert all(repeats) if n < 64 else not any(repeats)
+    assert len(groups_of(1280, 64, 20)) == 20
+    assert [len(group) for group in groups_of(1300, 64, 20)] == [64] * 20 + [20]
+
+
+def test_groups_belong_to_the_seed_and_the_task():
+    assert groups_of(90, 64, 20) == groups_of(90, 64, 20)
+    assert groups_of(90, 64, 20) != groups_of(90, 64, 20, task=1)
+    assert groups_of(90, 64, 20) != groups_of(90, 64, 20, seed=1)
+    assert groups_of(90, 64, 20)[0] != groups_of(90, 64, 20)[1]
+
+
+def test_results_enter_the_matrix_and_replace_the_routing():
+    matrix, routing = {}, {}
+    Evaluation({"aware": [50.0]}, {"single": [0.5]}, {"single": [[3]]}).enter(matrix, routing)
+    second = Evaluation({"aware": [40.0, 80.0]}, {"single": [0.1, 0.9]}, {"single": [[1, 2], [0, 3]]})
+    second.enter(matrix, routing)
+    assert matrix == {"aware": [[50.0], [40.0, 80.0]]}
+    assert routing == {"by_task": {"single": [0.1, 0.9]}, "confusion": {"single": [[1, 2], [0, 3]]}}
+    assert second.means() == {"aware": 60.0}

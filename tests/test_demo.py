@@ -1,0 +1,33 @@
+"""What `make demo` promises, averaged over seeds 0, 1 and 2."""
+
+import pytest
+
+from fedprotip.cells import plan_cells, run_cells
+from fedprotip.report import comparison_rows
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    cells = plan_cells("configs/demo.toml", [], ["fedavg", "fedprotip"], [0, 1, 2])
+    folders = run_cells(cells, out, lambda cell: [])
+    return {row["label"]: row for row in comparison_rows(folders)}, folders
+
+
+def test_fedprotip_remembers(demo):
+    rows, _ = demo
+    ours, fedavg = rows["fedprotip"], rows["fedavg"]
+    assert ours["n"] == fedavg["n"] == 3
+    assert ours["accuracy"]["aware"]["mean"] >= 90
+    assert ours["forgetting"]["aware"]["mean"] <= 3
+    assert ours["accuracy"]["batch64"]["mean"] >= fedavg["accuracy"]["agnostic"]["mean"] + 15
+
+
+def test_no_seed_is_left_behind(demo):
+    import json
+
+    _, folders = demo
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    for seed in range(3):
+        fedavg, ours = (s for s in summaries if s["seed"] == seed)
+        assert ours["accuracy"]["batch64"] >= fedavg["accuracy"]["agnostic"] + 10

@@ -1,0 +1,37 @@
+"""200 clients: it works, and memory does not grow with them."""
+
+import json
+import subprocess
+import sys
+
+import fedprotip
+from fedprotip.settings import to_toml
+from tests.small import results, small
+
+PEAK = """
+import sys, json, fedprotip
+summary = fedprotip.run(sys.argv[1], out=sys.argv[2])
+print(json.dumps([summary["peak_rss_mb"], summary["tasks"], summary["failures"]["count"]]))
+"""
+WIDE = {"model": {"width": 512}, "train": {"rounds": 1}, "stream": {"tasks": 2}, "run": {"threads": 1, "state_mb": 1}}
+
+
+def peak(tmp_path, clients):
+    """Peak memory of a process of its own; one model of 512 units is 1.2 MB, one client's moment 2 MB."""
+    settings = tmp_path / f"{clients}.toml"
+    settings.write_text(to_toml(small(clients={"count": clients, "partition": "iid"}, **WIDE)))
+    command = [sys.executable, "-c", PEAK, str(settings), str(tmp_path / f"r{clients}")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_memory_is_flat_in_the_number_of_clients(tmp_path):
+    few, many = peak(tmp_path, 10), peak(tmp_path, 200)
+    assert many[1:] == [2, 0]
+    assert many[0] <= 1.05 * few[0]  # 190 more models would be 230 MB, their moments 400 MB
+
+
+def test_state_on_disk_gives_the_same_result_as_in_memory(tmp_path):
+    for budget in (0, 64):
+        fedprotip.run(small(clients={"count": 30}, run={"state_mb": budget}), out=tmp_path / str(budget))
+    assert results(tmp_path / "0") == results(tmp_path / "64")
