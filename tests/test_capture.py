@@ -100,7 +100,7 @@ def test_frozen_weights_are_left_out():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     module[0].weight.requires_grad_(False)
     assert list(all_columns(module, torch.randn(3, 4))) == ["1.weight"]
-    assert len(capture(module, [torch.randn(3, 4)], 5, SEED, only_trainable=False)) == 2
+    assert len(capture(module, [torch.randn(3, 4)], 5, SEED, find_layers(module, only_trainable=False))) == 2
 
 
 def test_memory_is_the_sample_not_the_unfolding(monkeypatch):

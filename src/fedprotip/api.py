@@ -125,6 +125,7 @@ def check(settings: Settings) -> None:
     """Refuse what cannot run, before any work and before anything is written."""
     method = create_method(settings)
     stream = build_stream(settings)
+    build_network(settings, stream.dataset.image_shape, method.routes)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
     if settings.run.geometry and not method.protects:
         raise UsageError(

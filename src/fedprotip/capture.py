@@ -57,7 +57,7 @@ def capture(
     batches: Iterable[Tensor],
     columns: int,
     seed: tuple[int, str, *tuple[int | str, ...]],
-    only_trainable: bool = True,
+    layers: dict[str, list[Layer]] | None = None,
 ) -> dict[str, Tensor]:
     """Input columns of every layer that ran, drawn uniformly: layer name → (d, m), m ≤ columns.
 
@@ -66,9 +66,9 @@ def capture(
         batches: batches of inputs.
         columns: m_s, columns to keep of each layer; all of them when there are fewer.
         seed: arguments of `seeds.torch_stream`; each layer draws from its own stream.
-        only_trainable: leave out weights that do not require gradients.
+        layers: those of `find_layers` to capture; all trainable ones by default.
     """
-    layers = find_layers(module, only_trainable)
+    layers = find_layers(module) if layers is None else layers
     names = {id(dict(module.named_parameters())[name]): name for name in layers}
     samplers = {name: _Sampler(columns, torch_stream(*seed, name)) for name in layers}
     with torch.no_grad(), ExitStack() as hooks:

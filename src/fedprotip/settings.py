@@ -25,7 +25,34 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
-    name: str = Field("digits", description="Dataset: digits ships with scikit-learn, nothing is downloaded.")
+    name: str = Field("digits", description="Dataset: digits ships with scikit-learn; fedprotip data list shows all.")
+    root: str = Field("", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA.")
+    source: str = Field(
+        "",
+        description="own: a folder per class (or train/ and test/ of them), a .csv or .parquet with the columns "
+        "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
+        "maybe task, client, split. Without a split every fifth sample of a class is for testing.",
+    )
+    size: int = Field(
+        0,
+        ge=0,
+        description="Side of the square images the model sees; 0: the dataset's own (imagenet_r, domainnet: 224; "
+        "own: the shorter side of the first image, 224 at most).",
+    )
+    train_limit: int = Field(
+        0,
+        ge=0,
+        description="Most training samples per domain (without domains: per class), by seeded choice; 0: all, "
+        "except domainnet, where the paper takes 10,000.",
+    )
+    test_limit: int = Field(0, ge=0, description="The same for test samples; 0: all.")
+    seed: int = Field(0, ge=0, description="Seed of that choice: runs with another run.seed see the same samples.")
+    normalize: Literal["dataset", "none"] = Field(
+        "dataset",
+        description="dataset: its mean and std (photographs: ImageNet's, as pretrained backbones expect); "
+        "none: pixels stay in 0…1, as in the authors' code for imagenet_r and domainnet.",
+    )
+    workers: int = Field(4, ge=1, description="Threads that decode image files; results do not depend on it.")
 
 
 class StreamSettings(Section):
@@ -41,6 +68,12 @@ class StreamSettings(Section):
         "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
     )
     overlap: int = Field(0, ge=0, description="Classes that neighbouring tasks share (appendix D.6).")
+    source: Literal["settings", "columns"] = Field(
+        "settings",
+        description="columns: own data says in its columns which task and which client a sample belongs to; the other "
+        "settings decide only what has no column (with a client column clients.partition and clients.alpha rest). "
+        "Tasks come in natural order or that of stream.order, the first stream.tasks of them.",
+    )
     domains: Literal["labelled", "rotate", "permute"] = Field(
         "labelled",
         description="Where domains come from: the dataset's own, or made by rotating images or permuting pixels.",
@@ -87,6 +120,17 @@ class ModelSettings(Section):
     name: str = Field("mlp", description="Backbone: mlp or small_cnn.")
     width: int = Field(128, ge=1, description="mlp: units of a hidden layer; small_cnn: channels of the last stage.")
     depth: int = Field(2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling.")
+    weights: str = Field("", description="Pretrained weights, .safetensors or .pth; empty: random weights.")
+    stem: Literal["imagenet", "cifar", "stride1"] = Field(
+        "cifar", description="resnet18: 7×7/2 and pooling; 3×3 without pooling; or 7×7 at stride 1 with pooling."
+    )
+    pool: Literal[1, 2] = Field(1, description="resnet18: average pooling to 1×1 (512 features) or 2×2 (2,048).")
+    freeze: str = Field(
+        "none", description="Part of the backbone that stops learning: none, or up to and including this stage."
+    )
+    freeze_from: Literal["first", "start"] = Field(
+        "first", description="When it stops: after the first task, as the paper does, or before any training."
+    )
     norm: Literal["frozen", "freeze_after_first", "track"] = Field(
         "freeze_after_first", description="When the running statistics of norm layers stop moving."
     )
@@ -107,6 +151,9 @@ class TrainSettings(Section):
     optimizer: str = Field("SGD", description="Any class of torch.optim whose step needs no closure.")
     optimizer_options: dict[str, bool | int | float | list[float]] = Field(
         {}, description="Further arguments of the optimiser, for example {nesterov = true}."
+    )
+    augment: Literal["none", "standard"] = Field(
+        "none", description="standard: random crop, flip and brightness of every training image."
     )
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."

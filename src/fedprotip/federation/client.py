@@ -14,7 +14,7 @@ from fedprotip.files import ClientStore
 from fedprotip.messages import Message
 from fedprotip.methods.base import ClientTask, Knowledge, Method
 from fedprotip.models import Network
-from fedprotip.models.norms import statistics_move, training_mode
+from fedprotip.models.norms import moving_norms, training_mode
 from fedprotip.seeds import ambient_stream, numpy_stream
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.stream import Stream
@@ -59,7 +59,7 @@ class Workspace:
         constraint = self.method.constraint(network, self.knowledge, self.task)
         losses: list[Tensor] = []
         with ambient_stream(self.settings.run.seed, "train", self.task, round_, client):
-            training_mode(network, self.settings.model, self.task)
+            training_mode(network.backbone, self.settings.model, self.task)
             for batch in local_batches(samples, train, rng):
                 images, labels = self.stream.train_batch(self.task, batch)
                 loss = self.method.loss(network, images.to(device), labels.to(device), self.task)
@@ -124,8 +124,8 @@ def full_state(network: nn.Module) -> dict[str, Tensor]:
 def moving_state(network: Network, settings: Settings, task: int) -> dict[str, Tensor]:
     """What can change during a task, and so has to travel: trainable parameters and moving statistics."""
     state: dict[str, Tensor] = {n: p for n, p in network.named_parameters() if p.requires_grad}
-    if statistics_move(settings.model, task):
-        state |= dict(network.named_buffers())
+    for norm in moving_norms(network.backbone, settings.model, task):
+        state |= {f"backbone.{norm}.{n}": b for n, b in network.backbone.get_submodule(norm).named_buffers()}
     return state
 
 

@@ -26,6 +26,7 @@ from fedprotip.files import ClientStore
 from fedprotip.inference.route import CosineRouter
 from fedprotip.messages import Message
 from fedprotip.models import Network
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream import Stream
@@ -103,9 +104,11 @@ class Method:
     # Both sides
 
     def trainable(self, network: Network, knowledge: Knowledge, task: int) -> set[str]:
-        """Names of the parameters that move during a task: the backbone and the task's own head."""
+        """Names of the parameters that move in a task: the backbone but its frozen part, and the task's own head."""
         own = f"heads.{network.head_of(task)}."
-        return {name for name, _ in network.named_parameters() if name.startswith(("backbone.", own))}
+        frozen = tuple(f"backbone.{prefix}" for prefix in frozen_prefixes(self.settings.model, task))
+        moving = (name for name, _ in network.named_parameters() if name.startswith(("backbone.", own)))
+        return {name for name in moving if not name.startswith(frozen)}
 
     def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
         """Add what the server broadcasts at the end of a task to one's knowledge, in place."""

@@ -14,6 +14,7 @@ from fedprotip.inference.route import CosineRouter, fill_missing, reference
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Constraint, Exchange, Knowledge, Method, register
 from fedprotip.models import Network
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
@@ -200,8 +201,9 @@ class FedProTIP(Method):
                     backbone(batch)
                 return {}, moment, samples
             seed = (local.seed, "columns", local.task, local.client)
-            columns = capture(backbone, batches, self.options.columns, seed)
-            return columns, moment, samples
+            frozen = frozen_prefixes(self.settings.model, local.task + 1)  # needs no protection from later tasks
+            layers = {n: ls for n, ls in find_layers(backbone).items() if not n.startswith(frozen)}
+            return capture(backbone, batches, self.options.columns, seed, layers), moment, samples
         finally:
             handle.remove()
 

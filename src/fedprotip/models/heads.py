@@ -1,10 +1,13 @@
 """A backbone and its output heads: one per task, or one shared by all domains."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
+from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import ModelSettings, Settings, declare
 
@@ -12,11 +15,15 @@ Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
 _builders: dict[str, Builder] = {}
 
 
-def register(name: str) -> Callable[[Builder], Builder]:
-    """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, …) → (n, d)."""
+def register(name: str, stages: Stages | None = None) -> Callable[[Builder], Builder]:
+    """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, …) → (n, d).
+
+    `stages` names the parts that `model.freeze` can freeze, from input to output, by parameter prefix.
+    """
 
     def add(builder: Builder) -> Builder:
         _builders[name] = builder
+        declare_stages(name, stages or {})
         declare("model.name", name, builder)
         return builder
 
@@ -68,6 +75,10 @@ def build_network(settings: Settings, image_shape: tuple[int, int, int], routes:
     """The network of a run, without heads, with seeded weights. `routes`: the method predicts the task."""
     with ambient_stream(settings.run.seed, "init"):
         backbone = _builders[settings.model.name](settings.model, image_shape)
+    if settings.model.weights:
+        with torch.no_grad():
+            load_weights(backbone, Path(settings.model.weights), getattr(backbone, "random_when_smaller", ()))
+    frozen_prefixes(settings.model, task=1)  # refuses a stage that this backbone does not have
     backbone.eval()
     with torch.no_grad():
         features = backbone(torch.zeros(1, *image_shape)).shape[1]

@@ -5,21 +5,25 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.settings import ModelSettings
 
 
-def statistics_move(settings: ModelSettings, task: int) -> bool:
-    """Whether running statistics are updated while training `task`."""
-    return settings.norm == "track" or (settings.norm == "freeze_after_first" and task == 0)
-
-
 def training_mode(backbone: nn.Module, settings: ModelSettings, task: int) -> None:
-    """Put the backbone into training mode, norm layers with frozen statistics into evaluation mode."""
+    """Put the backbone into training mode, norm layers with standing statistics into evaluation mode."""
     backbone.train()
-    if not statistics_move(settings, task):
-        for norm in norms_with_statistics(backbone):
-            norm.eval()
+    moving = set(moving_norms(backbone, settings, task))
+    for name, norm in _norms(backbone):
+        norm.train(name in moving)
 
 
-def norms_with_statistics(backbone: nn.Module) -> Iterator[nn.Module]:
-    return (m for m in backbone.modules() if isinstance(m, _NormBase) and m.track_running_stats)
+def moving_norms(backbone: nn.Module, settings: ModelSettings, task: int) -> list[str]:
+    """Names of the norm layers whose running statistics are updated while training `task`."""
+    if settings.norm == "frozen" or (settings.norm == "freeze_after_first" and task > 0):
+        return []
+    frozen = frozen_prefixes(settings, task)
+    return [name for name, _ in _norms(backbone) if not f"{name}.".startswith(frozen)]
+
+
+def _norms(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((n, m) for n, m in backbone.named_modules() if isinstance(m, _NormBase) and m.track_running_stats)

@@ -1,12 +1,15 @@
 """Labelled datasets, one file each. A new file that calls `register` is a new `data.name`."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 from torch import Tensor
 
+from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings, declare
 
 
@@ -46,6 +49,16 @@ def register(name: str) -> Callable[[Loader], Loader]:
         return loader
 
     return add
+
+
+def data_root(settings: DataSettings) -> Path:
+    """The folder of the datasets: `data.root`, or the environment variable FEDPROTIP_DATA."""
+    root = settings.root or os.environ.get("FEDPROTIP_DATA", "")
+    if not root:
+        raise UsageError(f"data.name = {settings.name!r} needs its files: set data.root or FEDPROTIP_DATA.")
+    if not Path(root).is_dir():
+        raise UsageError(f"data.root = {root!r} is not a folder.")
+    return Path(root)
 
 
 def load_dataset(settings: DataSettings) -> Dataset:

@@ -1,0 +1,180 @@
+"""Images that are decoded when they are needed, by a small pool of threads.
+
+`FileImages` is indexed like a tensor of uint8 (n, 3, s, s), so a dataset holds either. Work is handed out and
+collected in the order of the samples: the result never depends on which thread was faster.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedprotip.errors import UsageError
+from fedprotip.stream.transforms import Draws, resized_box
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+ORIENTATION = 0x0112
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Image files, seen as uint8 (n, 3, size, size): shorter side brought to `resize`, then the middle cut out."""
+
+    paths: list[str]
+    size: int
+    resize: int
+    workers: int = 4
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.paths), 3, self.size, self.size))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, chosen: Tensor) -> Tensor:
+        return self.request(chosen)()
+
+    def take(self, chosen: np.ndarray) -> "FileImages":
+        """The chosen files, still undecoded."""
+        return FileImages([self.paths[i] for i in chosen], self.size, self.resize, self.workers)
+
+    def request(self, chosen: Tensor, draws: Draws | None = None) -> Callable[[], Tensor]:
+        """Start decoding; the function returned waits for the images (n, 3, size, size).
+
+        Args:
+            chosen: positions (n,). draws: take a random resized crop of each instead of its middle.
+        """
+        pool = _pool(self.workers)
+        crops = [None] * len(chosen) if draws is None else list(zip(*(draws.position, draws.boxes), strict=True))
+        waiting = [
+            pool.submit(self._decode, self.paths[i], crop) for i, crop in zip(chosen.tolist(), crops, strict=True)
+        ]
+
+        def collect() -> Tensor:
+            images = torch.empty((len(waiting), 3, self.size, self.size), dtype=torch.uint8)
+            for place, one in enumerate(waiting):
+                images[place] = torch.from_numpy(one.result())
+            return images
+
+        return collect
+
+    def unreadable(self) -> Iterator[tuple[str, str]]:
+        """Path and reason of every file that cannot be decoded; reads them all."""
+        for path, reason in zip(self.paths, _pool(self.workers).map(why_unreadable, self.paths), strict=True):
+            if reason:
+                yield path, reason
+
+    def _decode(self, path: str, crop: tuple[Tensor, Tensor] | None) -> np.ndarray:
+        image = open_rgb(path)
+        if crop is None:
+            return middle(image, self.resize, self.size)
+        box = resized_box(*image.size, crop[0].tolist(), crop[1].tolist())
+        return _planes(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+
+
+Images = Tensor | FileImages
+"""In memory: uint8 (n, c, h, w). In files: the same, decoded when indexed."""
+
+
+def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """Results in order; while one is used, the next is already being made."""
+    waiting = next(requests, None)
+    while waiting is not None:
+        following = next(requests, None)
+        yield waiting()
+        waiting = following
+
+
+def open_rgb(path: str) -> Image.Image:
+    """A decoded RGB image, turned as its EXIF says, from grey, palette, CMYK or 16 bits; else a UsageError."""
+    try:
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("ignore")  # odd EXIF or palettes: what matters is whether pixels come out
+            image.load()
+            if image.mode.startswith("I;16"):
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            turn = TURNS.get(_orientation(image))
+            rgb = image.convert("RGB")
+            return rgb.transpose(turn) if turn is not None else rgb
+    except Exception as error:  # decoders raise whatever a broken file leads them to
+        raise UsageError(
+            f"{path} cannot be read as an image ({_reason(error)}); mend or remove it "
+            "(fedprotip data check finds all such files)."
+        ) from None
+
+
+def why_unreadable(path: str) -> str:
+    """Empty when the file can be decoded, else why not."""
+    try:
+        open_rgb(path)
+    except UsageError as error:
+        return str(error).removeprefix(f"{path} ").split(";")[0]
+    return ""
+
+
+def middle(image: Image.Image, resize: int, size: int) -> np.ndarray:
+    """Shorter side to `resize`, then the middle square: (3, size, size) uint8."""
+    width, height = image.size
+    short = min(width, height)
+    wide, high = (max(size, int(resize * side / short)) for side in (width, height))
+    if (wide, high) != image.size:
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    left, top = round((wide - size) / 2), round((high - size) / 2)
+    return _planes(image.crop((left, top, left + size, top + size)))
+
+
+def shorter_side(paths: list[str]) -> int:
+    """Of the first file whose header can be read; 0: of none."""
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                return min(image.size)
+        except Exception:  # the next one will do; a broken file is reported when it is decoded
+            continue
+    return 0
+
+
+def _planes(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).transpose(2, 0, 1).copy()
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # broken EXIF is no reason to lose the image
+        return 1
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "unknown or damaged format"
+    return str(error).replace("\n", " ").rstrip(".") or type(error).__name__
+
+
+@lru_cache(maxsize=4)
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="decode")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

@@ -1,0 +1,122 @@
+"""Augmentation and resizing, vectorised on the batch.
+
+All chance is drawn first, one row of numbers per sample (`draw`); what follows is pure. So a sample's result
+depends on its own row alone, never on its neighbours or on which thread decoded it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TRIES = 10
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""A random resized crop covers this share of the image, with this range of width : height."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What `train.augment = "standard"` does to the images of a dataset; the default is that of CIFAR-100."""
+
+    pad: int = 4  # random crop of the former size after padding with black
+    flip: bool = True  # left and right
+    brightness: float = 63 / 255  # a factor from 1 − b to 1 + b
+    resized: bool = False  # a random resized crop while decoding; only for images in files
+
+
+LARGE_PHOTOS = Augmentation(pad=0, brightness=0.0, resized=True)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform numbers in [0, 1), one row per sample."""
+
+    position: Tensor  # (n, 2) row and column of a crop
+    flip: Tensor  # (n,)
+    brightness: Tensor  # (n,)
+    boxes: Tensor  # (n, TRIES, 2) share of the area and ratio of a resized crop
+
+
+def draw(n: int, generator: torch.Generator) -> Draws:
+    numbers = torch.rand(n, 4 + 2 * TRIES, generator=generator, dtype=torch.float64)
+    return Draws(numbers[:, :2], numbers[:, 2], numbers[:, 3], numbers[:, 4:].view(n, TRIES, 2))
+
+
+def augment(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+    """Images (n, c, h, w) uint8 → cropped, flipped and lit, (n, c, h, w) float in 0…1."""
+    images = random_crop(images, how.pad, draws.position)
+    if how.flip:
+        images = flip(images, draws.flip < 0.5)
+    scaled = images.float() / 255
+    return brighten(scaled, 1 + how.brightness * (2 * draws.brightness - 1)) if how.brightness else scaled
+
+
+def random_crop(images: Tensor, pad: int, position: Tensor) -> Tensor:
+    """Pad (n, c, h, w) with zeros and cut (h, w) out at `position` (n, 2) in [0, 1), each its own."""
+    if not pad:
+        return images
+    n, _, height, width = images.shape
+    corner = (position * (2 * pad + 1)).long()
+    rows = corner[:, :1] + torch.arange(height)
+    columns = corner[:, 1:] + torch.arange(width)
+    padded = F.pad(images, [pad] * 4)
+    cut = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (n, h, w, c)
+    return cut.permute(0, 3, 1, 2).contiguous()
+
+
+def flip(images: Tensor, chosen: Tensor) -> Tensor:
+    """Mirror the chosen (n,) of the images (n, c, h, w) left and right."""
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def brighten(images: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each image (n, c, h, w) of 0…1 by its factor (n,) and clip."""
+    return (images * factors.to(images.dtype).view(-1, 1, 1, 1)).clamp(0, 1)
+
+
+def resized_box(
+    width: int, height: int, position: Sequence[float], boxes: Sequence[Sequence[float]]
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a random resized crop: the first try that fits, else the middle.
+
+    Args:
+        position: row and column in [0, 1). boxes: (TRIES, 2) share of the area and ratio in [0, 1).
+    """
+    for share, stretch in boxes:
+        area = width * height * (AREA[0] + share * (AREA[1] - AREA[0]))
+        ratio = math.exp(math.log(RATIO[0]) + stretch * math.log(RATIO[1] / RATIO[0]))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = int(position[0] * (height - h + 1)), int(position[1] * (width - w + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, max(1, round(height * RATIO[1]))), min(height, max(1, round(width / RATIO[0])))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def enlarge(images: Tensor, size: int) -> Tensor:
+    """Float images (n, c, h, w) at (size, size), bilinear and free of aliasing."""
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True, align_corners=False)
+
+
+def resize_area(images: np.ndarray, size: int) -> np.ndarray:
+    """Grey images (n, h, w) uint8 → (n, size, size) uint8: each new pixel is the exact mean of the area it covers."""
+    if images.shape[1:] == (size, size):
+        return images
+    rows, columns = (_coverage(old, size) for old in images.shape[1:])
+    resized = np.empty((len(images), size, size), np.uint8)
+    for start in range(0, len(images), 4096):
+        part = images[start : start + 4096].astype(np.float64)
+        resized[start : start + 4096] = np.rint(rows @ part @ columns.T)
+    return resized
+
+
+def _coverage(old: int, new: int) -> np.ndarray:
+    """(new, old): the share of each new pixel that lies on each old one; rows sum to 1."""
+    edges = np.arange(new + 1) * (old / new)
+    overlap = np.minimum(edges[1:, None], np.arange(1, old + 1)) - np.maximum(edges[:-1, None], np.arange(old))
+    return np.maximum(overlap, 0) * (new / old)
