@@ -1,17 +1,21 @@
 # Everything runs in its own virtual environment; the only things needed are Python 3.11, make and git.
 #   make demo    set up, then FedAvg against FedProTIP on real handwritten digits, with a report
 #   make test    set up, then lint, types and the tests with coverage
+#   make test-all    the slow tests: large models, minutes each
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-all lint format clean
 demo: $(READY)
 	$(BIN)/fedprotip demo --out runs/demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -m "not slow" -n 2 --cov --cov-report=term
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check src tests

@@ -10,7 +10,8 @@ import fedprotip
 ROOT = Path(fedprotip.__file__).parent
 ORDER = [
     *("errors", "settings", "seeds", "messages", "files", "runs", "subspace", "models", "stream", "capture"),
-    *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "display", "cli"),
+    *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "protocols"),
+    *("reproduce", "display", "data_cli", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 

@@ -3,12 +3,15 @@
 import ast
 import re
 import shlex
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fedprotip import api, cells, settings
+from fedprotip.protocols import PROTOCOLS, SCALES, Row
+from fedprotip.stream import datasets
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedprotip"
@@ -68,20 +71,58 @@ def test_every_setting_exists_and_takes_the_value(text):
         settings.load(None, [*method, f"{key}={value}"])
 
 
+def assert_data(words: list[str], flags: list[str]) -> None:
+    action, *names = words
+    assert action in ("list", "check", "get")
+    assert not flags
+    assert len(names) == (action != "list")
+    assert set(names) <= set(datasets.layouts())
+
+
+def assert_reproduce(tables: list[str], flags: list[str], options: dict[str, list[str]]) -> None:
+    """The table and its rows exist, and unless it only lists or shows, some of them can run."""
+    assert set(flags) <= {"--list", "--show"}
+    assert set(options["--scale"]) <= set(SCALES)
+    for table in tables:
+        rows = [row for row in PROTOCOLS[table].rows if all(fnmatchcase(row.name, p) for p in options["--only"])]
+        ready = [row for scale in options["--scale"] for row in rows if can_run(row, scale)]
+        assert ready or flags
+        for row in ready:
+            settings.load(row.at(options["--scale"][0]), options["--set"])
+    assert tables or flags or not any(options.values())
+
+
+def can_run(row: Row, scale: str) -> bool:
+    return not row.why_not(scale) and not row.missing(scale)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_would_run(command):
     verb, *rest = shlex.split(command)[1:]
-    options: dict[str, list[str]] = {"--set": [], "--vary": [], "--methods": [], "--seeds": []}
+    valued = ("--set", "--vary", "--methods", "--seeds", "--scale", "--only", "--root")
+    options: dict[str, list[str]] = {option: [] for option in valued}
+    flags = []
     sources = []
     while rest:
         word = rest.pop(0)
         if word in options:
             options[word].append(rest.pop(0))
+        elif word.startswith("--"):
+            flags.append(word)
         else:
             sources.append(word)
     if verb in ("settings", "info"):
         return
+    if verb == "data":
+        assert_data(sources, flags)
+        return
+    if verb == "reproduce":
+        assert_reproduce(sources, flags, options)
+        return
+    if verb == "compare" and not sources:  # named, not to be typed
+        return
     assert verb in ("run", "compare")
+    assert not flags
     (source,) = sources
     if verb == "run":
         assert not options["--vary"] + options["--methods"] + options["--seeds"]
@@ -101,6 +142,19 @@ def test_nothing_numbered_is_left_out(column, last):
         for first, end in re.findall(r"^\| (\d+)(?:–(\d+))? \|", table, flags=re.MULTILINE):
             numbers += range(int(first), int(end or first) + 1)
     assert numbers == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_protocol_has_its_command_and_the_rows_that_can_run(name):
+    column = {"t": "Table", "f": "Figure"}[name[0]]
+    (table,) = re.findall(rf"^\| {column} \|.*\n((?:\|.*\n)+)", TEXT, flags=re.MULTILINE)
+    (line,) = re.findall(rf"^\| {re.sub(r'[a-z]', '', name)} \|.*$", table, flags=re.MULTILINE)
+    assert f"`fedprotip reproduce {name} " in line
+    rows = PROTOCOLS[name].rows
+    paper, cpu = (sum(can_run(row, scale) for row in rows) for scale in SCALES)
+    assert f"| {paper} and {cpu} of {len(rows)} |" in line
+    lacking = {row.method for row in rows if row.method not in settings._known["method.name"]}
+    assert [method for method in lacking if method.upper() not in line.split("|")[-2]] == []
 
 
 def test_tables_have_no_ragged_rows():

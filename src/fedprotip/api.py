@@ -26,7 +26,7 @@ from fedprotip.models import build_network
 from fedprotip.report import write_report
 from fedprotip.runs import RunFolder, explained, free_path
 from fedprotip.settings import Settings, parse_ids, to_toml
-from fedprotip.stream import build_stream
+from fedprotip.stream import build_stream, check_clients
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -77,7 +77,7 @@ def extend(
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
     raw = old.model_dump()
     raw["stream"]["tasks"] = old.stream.tasks + tasks
-    if not old.stream.task_size and old.stream.scenario == "class":
+    if not old.stream.task_size and old.stream.scenario == "class" and old.stream.source == "settings":
         raise UsageError(
             "A run that shared all classes out (stream.task_size = 0) has none left for a further task; "
             "runs that are to be extended set stream.task_size."
@@ -91,7 +91,7 @@ def extend(
             raise UsageError(f"--clients: {error}.") from None
         raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
     settings = settings_file.load(raw)
-    check(settings)
+    check(_without_weights(settings))
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
         folder.write_manifest("running", text, threads=manifest["threads"], replaced=manifest["files"]["settings.toml"])
@@ -125,6 +125,7 @@ def check(settings: Settings) -> None:
     """Refuse what cannot run, before any work and before anything is written."""
     method = create_method(settings)
     stream = build_stream(settings)
+    check_clients(stream)
     build_network(settings, stream.dataset.image_shape, method.routes)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
     if settings.run.geometry and not method.protects:
@@ -142,19 +143,19 @@ def check(settings: Settings) -> None:
 def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
     """Bring a run folder from wherever it stands to its end."""
     method, stream = create_method(settings), build_stream(settings)
-    device, shape = device_of(settings.run.device), stream.dataset.image_shape
     store = folder.store(settings.run.state_mb)
-    server = Server(settings, method, build_network(settings, shape, method.routes).to(device), stream)
-    engine = LocalEngine(
-        Workspace(settings, method, build_network(settings, shape, method.routes).to(device), stream, store)
-    )
     journal = Journal(folder, store, observers)
     with explained(folder.path):
         saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
+        shape, device = stream.dataset.image_shape, device_of(settings.run.device)
+        initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
+        networks = [build_network(initial, shape, method.routes).to(device) for _ in range(2)]
+        server = Server(settings, method, networks[0], stream)
+        engine = LocalEngine(Workspace(settings, method, networks[1], stream, store))
         if saved:
             server.restore(*saved)
-            prepare(engine.workspace.network, stream, settings.run.seed, len(server.network.labels) - 1)
-            load_state(engine.workspace.network, full_state(server.network))
+            prepare(networks[1], stream, settings.run.seed, len(networks[0].labels) - 1)
+            load_state(networks[1], full_state(networks[0]))
         probe = Probe(server, settings.run.geometry) if settings.run.geometry else None
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
@@ -168,6 +169,7 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
             if probe:
                 folder.write_json("geometry.json", probe.report())
             _write_artefacts(folder, server, settings)
+        if not (folder.path / "report.html").exists():
             write_report(folder.path)
     return folder.read_json("summary.json")
 
@@ -178,9 +180,14 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
         if group == "server":
             continue  # working state, only for checkpoints
         folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
+    (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
+
+
+def _without_weights(settings: Settings) -> Settings:
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
 
 
 def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:

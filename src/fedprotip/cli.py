@@ -9,6 +9,7 @@ fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
 
 import json
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedprotip import api, cells, display
+from fedprotip import api, cells, data_cli, display
+from fedprotip import reproduce as reproduction
 from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.report import comparison_rows, write_comparison, write_report
@@ -30,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
+app.add_typer(data_cli.app, name="data")
 out, err = Console(), Console(stderr=True)
 
 Overrides = Annotated[
@@ -128,6 +131,44 @@ def compare(
     else:
         wrong = next(path for path in given if not is_run(path))
         raise UsageError(f"{wrong} is not a run folder; give one settings file, or run folders only.")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="[TABLE]", help="Such as table1 or fig5.", show_default=False)] = "",
+    scale: Annotated[str, typer.Option(help="paper: as published, for a GPU; cpu: smaller, for two cores.")] = "paper",
+    seeds: Annotated[int, typer.Option(help="Runs of every row, with seeds 0, 1, …")] = 3,
+    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Rows, also as 'cifar100-a0.5-*'.")] = None,
+    overrides: Overrides = None,
+    listed: Annotated[bool, typer.Option("--list", help="List tables, figures and their rows.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: the table from finished cells.")] = False,
+    results: Annotated[Path, typer.Option(help="Finished cells, small JSON files.")] = Path("results"),
+    folder: Annotated[Path, typer.Option("--out", help="Run folders of the cells.")] = Path("runs/reproduce"),
+    as_json: Json = False,
+) -> None:
+    """Run the rows of a table of the paper that are missing, and show them beside the published figures.
+
+    Example: [bold]fedprotip reproduce table1 --scale cpu --seeds 1 --only 'cifar100-a0.5-*'
+    --set data.root=DATA --set model.weights=DATA/resnet18.safetensors[/bold]
+    """
+    if listed or not name:
+        entries = [entry for entry in reproduction.overview(scale, results) if name in ("", entry["name"])]
+        if not entries:
+            reproduction.protocol(name)  # says which names there are
+        print(json.dumps(entries, indent=1, ensure_ascii=False)) if as_json else display.print_protocols(out, entries)
+        return
+    if not show:
+        plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
+        with display.Progress(err, runs=len(plan.cells)) as progress:
+            reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
+        for row, why in plan.skipped.items():
+            err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
+    outcome = reproduction.rebuild(name, scale, results)
+    paths = reproduction.write_table(outcome, results)
+    if as_json:
+        print(json.dumps([asdict(line) for line in outcome.lines], indent=1, ensure_ascii=False))
+    else:
+        display.print_reproduction(out, [asdict(line) for line in outcome.lines], paths)
 
 
 @app.command()

@@ -128,7 +128,8 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
     """Accuracy and forgetting of every method in every mode, mean ± std over seeds."""
     modes = [mode for mode in MODES if any(mode in row["accuracy"] for row in rows)]
     table = Table(title="Accuracy % (forgetting in points)")
-    table.add_column("method")
+    widest = max(len(word) for row in rows for word in row["label"].split())
+    table.add_column("method", min_width=widest)
     table.add_column("runs", justify="right")
     for mode in modes:
         table.add_column(f"{mode}\n[dim]{MODES[mode]}", justify="right")
@@ -136,6 +137,32 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
         table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
     console.print(table)
     console.print(f"Report: {plain(str(page))}", soft_wrap=True)
+
+
+def print_protocols(console: Console, entries: list[dict[str, Any]]) -> None:
+    """Tables and figures that can be reproduced; for a single one its rows and what they lack."""
+    if len(entries) == 1:
+        table = Table("row", "state", title=plain(entries[0]["title"]))
+        for row, reason in entries[0]["rows"].items():
+            table.add_row(plain(row), plain(reason) or "can run")
+    else:
+        table = Table("name", "what", "rows that can run", "finished cells")
+        for entry in entries:
+            ready = f"{entry['ready']} of {len(entry['rows'])}"
+            table.add_row(entry["name"], plain(entry["title"]), ready, str(entry["finished"]))
+    console.print(table)
+
+
+def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: list[Path]) -> None:
+    """Our figures beside the published ones; rows that were not run are only in the files."""
+    table = Table("row", "figure", "ours", "published", "verdict")
+    for line in lines:
+        if line["seeds"]:
+            figure = " ".join(part for part in (line["metric"], line["mode"], line["part"]) if part)
+            verdict = line["verdict"] + (f" ({line['why']})" if line["why"] else "")
+            table.add_row(plain(line["row"]), figure, _stat(line["ours"]), _stat(line["paper"]), plain(verdict))
+    console.print(table)
+    console.print(f"Written: {plain(', '.join(map(str, paths)))}", soft_wrap=True)
 
 
 def print_info(console: Console, facts: dict[str, Any]) -> None:
@@ -152,3 +179,9 @@ def _cell(row: dict[str, Any], mode: str) -> str:
     accuracy, drop = row["accuracy"][mode], row["forgetting"][mode]
     spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.1f}"
     return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f})"
+
+
+def _stat(stat: dict[str, Any]) -> str:
+    if stat["mean"] is None:
+        return "–"
+    return f"{stat['mean']:.2f}" + ("" if stat["std"] is None else f" ± {stat['std']:.2f}")

@@ -117,16 +117,35 @@ class ClientsSettings(Section):
 
 
 class ModelSettings(Section):
-    name: str = Field("mlp", description="Backbone: mlp or small_cnn.")
-    width: int = Field(128, ge=1, description="mlp: units of a hidden layer; small_cnn: channels of the last stage.")
-    depth: int = Field(2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling.")
-    weights: str = Field("", description="Pretrained weights, .safetensors or .pth; empty: random weights.")
+    name: str = Field(
+        "mlp", description="Backbone: mlp, small_cnn, resnet18, vit, vit_b16, or one registered in Python."
+    )
+    width: int = Field(
+        128,
+        ge=1,
+        description="mlp: units of a hidden layer; small_cnn: channels of the last stage; vit: size of a token.",
+    )
+    depth: int = Field(
+        2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling; vit: blocks."
+    )
+    image_size: int = Field(
+        0,
+        ge=0,
+        description="vit, vit_b16: side to which images are resized inside the model; 0: as they come (vit_b16: 224).",
+    )
+    weights: str = Field(
+        "",
+        description="Pretrained weights, .safetensors or .pth, under the names of torchvision (resnet18) or timm "
+        "(vit); empty: random weights.",
+    )
     stem: Literal["imagenet", "cifar", "stride1"] = Field(
         "cifar", description="resnet18: 7×7/2 and pooling; 3×3 without pooling; or 7×7 at stride 1 with pooling."
     )
     pool: Literal[1, 2] = Field(1, description="resnet18: average pooling to 1×1 (512 features) or 2×2 (2,048).")
     freeze: str = Field(
-        "none", description="Part of the backbone that stops learning: none, or up to and including this stage."
+        "none",
+        description="Part of the backbone that stops learning: none, or up to and including this stage (resnet18: "
+        "stem, layer1 … layer4; vit: stem, block0 …; mlp, small_cnn: layer1 …; the paper: layer2, block5).",
     )
     freeze_from: Literal["first", "start"] = Field(
         "first", description="When it stops: after the first task, as the paper does, or before any training."

@@ -96,12 +96,7 @@ def test_the_feature_width_is_measured():
     assert network(model={"name": "small_cnn", "width": 12}).features == 12
 
 
-def test_a_backbone_of_ones_own(monkeypatch):
-    from fedprotip import settings as settings_module
-    from fedprotip.models import heads
-
-    monkeypatch.setitem(settings_module._known, "model.name", dict(settings_module._known["model.name"]))
-    monkeypatch.setattr(heads, "_builders", dict(heads._builders))
+def test_a_backbone_of_ones_own(registries):
     register("mine")(lambda settings, shape: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Dropout()))
     net = network(model={"name": "mine"})
     assert net.features == 3

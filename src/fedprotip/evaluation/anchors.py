@@ -6,7 +6,7 @@ The data are in published.toml beside this file.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -16,7 +16,18 @@ from typing import Any
 
 from fedprotip.errors import UsageError, nearest
 
+Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of a run as a nested mapping."""
+Figure = tuple[str, str, str]
+"""Metric, mode, and the part that a figure is about: a task, a kind of message, a phase."""
 LESS_IS_BETTER = frozenset({"ft", "mib", "hours"})
+DOMAIN_ORDERS = {
+    1: ["clipart", "real", "painting", "sketch", "infograph", "quickdraw"],
+    2: ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
+}
+"""The two orders of DomainNet (Tables 12 and 13)."""
+EPOCHS = 5
+"""Local epochs in a round, everywhere in the paper."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,28 @@ class Published:
     std: float | None = None
     note: str = ""
 
+    @property
+    def figure(self) -> Figure:
+        """What the number measures, in the terms of `figures`."""
+        return self.metric, self.mode, " ".join(filter(None, (self.kind, f"task {self.task}" if self.task else "")))
+
+    @property
+    def protocol(self) -> str:
+        """How the number was obtained, in a few words, with what the paper contradicts."""
+        order = f" order {self.order}" if self.order else ""
+        weights = "pretrained" if self.pretrained else "from scratch"
+        words = [
+            f"Table {self.table}: {self.dataset} ×{self.tasks}{order}",
+            _partition(self.partition, self.alpha),
+            f"{self.clients} clients",
+            f"{self.backbone} {weights}",
+            f"{rounds(self.dataset, self.backbone)} × {EPOCHS} epochs",
+            f"batch {self.batch}",
+            *([f"ε {self.threshold}"] if self.threshold else []),
+            *([self.note] if self.note else []),
+        ]
+        return ", ".join(words)
+
 
 FIELDS = frozenset(field.name for field in fields(Published))
 
@@ -70,19 +103,54 @@ def find(**wanted: Any) -> list[Published]:
     return [record for record in published() if _matches(vars(record), wanted)]
 
 
-def better(metric: str, ours: float, theirs: float) -> bool:
-    """Whether our value of a metric is the better one."""
-    return ours < theirs if metric in LESS_IS_BETTER else ours > theirs
+def rounds(dataset: str, backbone: str) -> int:
+    """Global rounds of a task in the paper (appendices D.1 and E.3)."""
+    return 20 if dataset == "domainnet" or backbone == "vit_b16" else 50
 
 
-def departures(settings: Mapping[str, Mapping[str, Any]], record: Published) -> list[str]:
-    """In what a run (its settings as nested mapping) leaves the protocol of a published number.
+def figures(summary: Mapping[str, Any]) -> dict[Figure, float]:
+    """What a finished cell of `fedprotip reproduce` measured, under the same names as the published numbers."""
+    found: dict[Figure, float] = {}
+    for metric, key in (("acc", "accuracy"), ("ft", "forgetting")):
+        found |= {(metric, mode, ""): value for mode, value in summary[key].items()}
+    for mode in ("single", "batch64"):
+        by_task = summary["routing"].get(f"{mode}_by_task", [])
+        found |= {("routing", mode, f"task {task}"): share for task, share in enumerate(by_task, 1)}
+    for kind, by_task in summary["mib_by_task"].items():
+        found |= {("mib", "", f"{kind} task {task}"): size for task, size in enumerate(by_task, 1)}
+        found["mib", "", kind] = sum(by_task) / len(by_task)
+    found |= {("hours", "", phase): seconds / 3600 for phase, seconds in summary["seconds"].items()}
+    peaks = {"rss": summary["peak_rss_mb"], "gpu": summary["peak_gpu_mb"]}
+    found |= {("memory", "", f"{name} MiB"): peak for name, peak in peaks.items() if peak is not None}
+    if "geometry" in summary:
+        adequacy = enumerate(summary["geometry"]["rho_mean"], 1)
+        found |= {("rho", "", f"task {task}"): value for task, value in adequacy if value is not None}
+        found["beta", "", "mean"] = summary["geometry"]["beta_bar"]
+    return found
+
+
+def judge(values: Sequence[float], runs: Sequence[Settings], record: Published | None) -> tuple[str, str]:
+    """Verdict on our values of one figure (a run each), and why they cannot be compared where they cannot."""
+    if record is None:
+        return "not published", ""
+    if not values:
+        return "not run", ""
+    reasons = list(dict.fromkeys(reason for settings in runs for reason in departures(settings, record)))
+    if reasons:
+        return "not comparable", "; ".join(reasons)
+    ours = sum(values) / len(values)
+    wins = ours < record.value if record.metric in LESS_IS_BETTER else ours > record.value
+    return "beats" if wins else "below", ""
+
+
+def departures(settings: Settings, record: Published) -> list[str]:
+    """In what a run leaves the protocol of a published number.
 
     Options of the method itself are not protocol: a variant that does better under the same protocol beats it.
     """
     data, stream, clients = settings["data"], settings["stream"], settings["clients"]
     model, train = settings["model"], settings["train"]
-    long = record.dataset != "domainnet" and record.backbone != "vit_b16"
+    budget = f"{rounds(record.dataset, record.backbone)} × {EPOCHS}"
     pairs = [
         ("data", data["name"], record.dataset),
         ("tasks", stream["tasks"], record.tasks),
@@ -91,19 +159,22 @@ def departures(settings: Mapping[str, Mapping[str, Any]], record: Published) -> 
         ("participation", clients["fraction"], record.fraction),
         ("partition", _partition(clients["partition"], clients["alpha"]), _partition(record.partition, record.alpha)),
         ("backbone", model["name"], record.backbone),
-        ("weights", _weights(model.get("weights", "")), "ImageNet" if record.pretrained else "random"),
-        ("rounds × epochs", f"{train['rounds']} × {train['epochs']}", f"{50 if long else 20} × 5"),
-        ("frozen from", model.get("freeze_from", "first"), "first"),
+        ("weights", _weights(model["weights"]), "ImageNet" if record.pretrained else "random"),
+        ("rounds × epochs", f"{train['rounds']} × {train['epochs']}", budget),
         ("batch", train["batch"], record.batch),
         ("lr", train["lr"], 0.01),
         ("weight decay", train["weight_decay"], 5e-4),
         ("optimiser", train["optimizer"], "SGD"),
     ]
+    if record.backbone == "resnet18":
+        pairs.append(("frozen", f"{model['freeze']} from {model['freeze_from']}", "layer2 from first"))
+    if record.order:
+        pairs.append(("order", stream["order"], DOMAIN_ORDERS[record.order]))
     if record.mode == "batch64":
         pairs.append(("routing group", settings["evaluate"]["group"], record.batch))
     found = [f"{name} {ours}, paper {theirs}" for name, ours, theirs in pairs if ours != theirs]
     if train["steps"]:
-        found.append(f"{train['steps']} steps a round, paper 5 epochs")
+        found.append(f"{train['steps']} steps a round, paper {EPOCHS} epochs")
     return [*found, "other hardware"] if record.metric == "hours" else found
 
 

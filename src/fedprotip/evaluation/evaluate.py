@@ -58,8 +58,8 @@ def answer(network: Network, stream: Stream, router: CosineRouter | None, task: 
     every_label = torch.cat(head_labels)
     parts: list[tuple[Tensor, ...]] = []
     indices = stream.tasks[task].test
-    for start in range(0, len(indices), batch):
-        images, labels = stream.test_batch(task, indices[start : start + batch])
+    pieces = (indices[start : start + batch] for start in range(0, len(indices), batch))
+    for images, labels in stream.test_batches(task, pieces):
         features = network.backbone(images.to(device))
         logits = [head(features) for head in network.heads]
         by_head = torch.stack([known[z.argmax(1)] for known, z in zip(head_labels, logits, strict=True)], dim=1)

@@ -15,7 +15,7 @@ from fedprotip.messages import Message
 from fedprotip.methods.base import ClientTask, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.models.norms import moving_norms, training_mode
-from fedprotip.seeds import ambient_stream, numpy_stream
+from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.stream import Stream
 
@@ -54,14 +54,15 @@ class Workspace:
         network, train, device = self.network, self.settings.train, next(self.network.parameters()).device
         samples = self.stream.client_samples(self.task, client)
         rng = numpy_stream(self.settings.run.seed, "batches", self.task, round_, client)
+        chance = torch_stream(self.settings.run.seed, "augment", self.task, round_, client)
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         optimizer = build_optimizer(train, parameters)
         constraint = self.method.constraint(network, self.knowledge, self.task)
         losses: list[Tensor] = []
         with ambient_stream(self.settings.run.seed, "train", self.task, round_, client):
             training_mode(network.backbone, self.settings.model, self.task)
-            for batch in local_batches(samples, train, rng):
-                images, labels = self.stream.train_batch(self.task, batch)
+            batches = local_batches(samples, train, rng)
+            for images, labels in self.stream.train_batches(self.task, batches, chance):
                 loss = self.method.loss(network, images.to(device), labels.to(device), self.task)
                 optimizer.zero_grad()
                 loss.backward()

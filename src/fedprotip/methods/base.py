@@ -55,8 +55,9 @@ class ClientTask:
         rng = numpy_stream(self.seed, "summary", self.task, self.client)
         chosen = np.sort(rng.permutation(samples)[:images])
         device = next(self.network.parameters()).device
-        for start in range(0, len(chosen), batch):
-            yield self.stream.train_batch(self.task, chosen[start : start + batch])[0].to(device)
+        parts = (chosen[start : start + batch] for start in range(0, len(chosen), batch))
+        for inputs, _ in self.stream.train_batches(self.task, parts):
+            yield inputs.to(device)
 
 
 @dataclass(frozen=True)

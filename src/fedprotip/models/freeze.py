@@ -1,28 +1,31 @@
 """The part of a backbone that stops learning: its parameters do not move and its norm statistics stand still."""
 
-from fedprotip.errors import UsageError, nearest
+from collections.abc import Callable
+
+from fedprotip.errors import UsageError
 from fedprotip.settings import ModelSettings
 
 Stages = dict[str, tuple[str, ...]]
 """Stages of a backbone from input to output: name → prefixes of its parameters."""
 
-_stages: dict[str, Stages] = {}
+_stages: dict[str, Callable[[ModelSettings], Stages]] = {}
 
 
-def declare_stages(model: str, stages: Stages) -> None:
-    _stages[model] = stages
+def declare_stages(model: str, stages: Stages | Callable[[ModelSettings], Stages]) -> None:
+    """Say which parts of a backbone `model.freeze` can name; a function where they depend on settings."""
+    _stages[model] = stages if callable(stages) else lambda settings: stages
 
 
 def frozen_prefixes(settings: ModelSettings, task: int) -> tuple[str, ...]:
     """Prefixes of the backbone's parameters that do not move while training `task`."""
     if settings.freeze == "none" or (settings.freeze_from == "first" and task == 0):
         return ()
-    stages = _stages.get(settings.name, {})
+    stages = _stages[settings.name](settings)
+    names = list(stages)
     if settings.freeze not in stages:
         raise UsageError(
             f"model.freeze = {settings.freeze!r} is not a stage of {settings.name!r}; "
-            f"{nearest(settings.freeze, ['none', *stages])}."
+            f"known: {', '.join(['none', *names])}."
         )
-    names = list(stages)
     frozen = names[: names.index(settings.freeze) + 1]
     return tuple(prefix for name in frozen for prefix in stages[name])

@@ -1,11 +1,13 @@
 """A backbone and its output heads: one per task, or one shared by all domains."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedprotip.errors import UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
@@ -15,10 +17,19 @@ Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
 _builders: dict[str, Builder] = {}
 
 
-def register(name: str, stages: Stages | None = None) -> Callable[[Builder], Builder]:
-    """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, …) → (n, d).
+def register(
+    name: str, stages: Stages | Callable[[ModelSettings], Stages] | None = None
+) -> Callable[[Builder], Builder]:
+    """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, c, h, w) → (n, d).
 
-    `stages` names the parts that `model.freeze` can freeze, from input to output, by parameter prefix.
+        fedprotip.models.register("mine")(lambda settings, image_shape: my_module)
+        fedprotip.run({"model": {"name": "mine"}})
+
+    Any module will do, a ready one too: every run starts from a copy of it. Whoever resumes the run in another
+    process registers it there again; its weights then come from the run folder.
+
+    Args:
+        stages: the parts that `model.freeze` can freeze, from input to output, by parameter prefix.
     """
 
     def add(builder: Builder) -> Builder:
@@ -74,15 +85,27 @@ class Network(nn.Module):
 def build_network(settings: Settings, image_shape: tuple[int, int, int], routes: bool) -> Network:
     """The network of a run, without heads, with seeded weights. `routes`: the method predicts the task."""
     with ambient_stream(settings.run.seed, "init"):
-        backbone = _builders[settings.model.name](settings.model, image_shape)
+        backbone = deepcopy(_builders[settings.model.name](settings.model, image_shape))
     if settings.model.weights:
-        with torch.no_grad():
-            load_weights(backbone, Path(settings.model.weights), getattr(backbone, "random_when_smaller", ()))
+        load_weights(backbone, Path(settings.model.weights))
     frozen_prefixes(settings.model, task=1)  # refuses a stage that this backbone does not have
-    backbone.eval()
-    with torch.no_grad():
-        features = backbone(torch.zeros(1, *image_shape)).shape[1]
     shared = settings.model.head == "shared" or (
         settings.model.head == "auto" and settings.stream.scenario == "domain" and not routes
     )
-    return Network(backbone, features, shared)
+    return Network(backbone, _feature_width(backbone, settings.model.name, image_shape), shared)
+
+
+def _feature_width(backbone: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
+    """d of the features (n, d) that a backbone, left in evaluation mode, makes of images."""
+    channels, height, width = image_shape
+    what = f"model.name = {name!r} on images of {channels}×{height}×{width}"
+    if next(backbone.parameters(), None) is None:
+        raise UsageError(f"{what}: the backbone has no parameters, so there is nothing to learn together.")
+    try:
+        with torch.no_grad():
+            shape = backbone.eval()(torch.zeros(1, *image_shape)).shape
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"{what} fails: {str(error).partition(chr(10))[0].rstrip('.')}.") from error
+    if len(shape) != 2 or shape[0] != 1:
+        raise UsageError(f"{what} gives {tuple(shape)} for one image; a backbone must give one vector, (1, d).")
+    return shape[1]

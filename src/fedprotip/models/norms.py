@@ -10,8 +10,13 @@ from fedprotip.settings import ModelSettings
 
 
 def training_mode(backbone: nn.Module, settings: ModelSettings, task: int) -> None:
-    """Put the backbone into training mode, norm layers with standing statistics into evaluation mode."""
-    backbone.train()
+    """Put the backbone into training mode, except its frozen part and norm layers whose statistics stand still.
+
+    So the output of the frozen part is the same in training and in evaluation: no dropout, no batch statistics.
+    """
+    frozen = frozen_prefixes(settings, task)
+    for name, module in backbone.named_modules():
+        module.training = not f"{name}.".startswith(frozen)  # not .train(), which would reach the children too
     moving = set(moving_norms(backbone, settings, task))
     for name, norm in _norms(backbone):
         norm.train(name in moving)

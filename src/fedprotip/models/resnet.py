@@ -2,6 +2,7 @@
 
 Stems: `imagenet` (7×7, stride 2, max-pooling), `cifar` (3×3, stride 1, no pooling), and `stride1`, which keeps
 the pretrained 7×7 kernel at stride 1 and the max-pooling: for 32-pixel images with ImageNet weights.
+With the `cifar` stem a checkpoint's 7×7 kernel has no place: conv1 keeps its random 3×3 kernel, bn1 is loaded.
 """
 
 from torch import Tensor, nn
@@ -40,22 +41,24 @@ class ResNet18(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, stride=2, padding=1)
-        widths = [64, 64, 128, 256, 512]
-        for stage in range(1, 5):
-            inside, outside = widths[stage - 1], widths[stage]
-            first = BasicBlock(inside, outside, 1 if stage == 1 else 2)
-            setattr(self, f"layer{stage}", nn.Sequential(first, BasicBlock(outside, outside, 1)))
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, stride=1), BasicBlock(64, 64, stride=1))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, stride=2), BasicBlock(128, 128, stride=1))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, stride=2), BasicBlock(256, 256, stride=1))
+        self.layer4 = nn.Sequential(BasicBlock(256, 512, stride=2), BasicBlock(512, 512, stride=1))
         self.avgpool = nn.AdaptiveAvgPool2d(pool)
-        self.random_when_smaller = ("conv1.weight",) if stem == "cifar" else ()
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, 5):
-            x = getattr(self, f"layer{stage}")(x)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.avgpool(x).flatten(1)
+
+    def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of a file; its conv1 gives way to the random one where the kernels differ in size."""
+        own = self.conv1.weight.detach()
+        return found if found["conv1.weight"].shape[2:] == own.shape[2:] else found | {"conv1.weight": own}
 
 
 STAGES = {"stem": ("conv1.", "bn1."), **{f"layer{stage}": (f"layer{stage}.",) for stage in range(1, 5)}}

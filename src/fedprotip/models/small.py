@@ -2,11 +2,20 @@
 
 from torch import nn
 
+from fedprotip.models.freeze import Stages
 from fedprotip.models.heads import register
 from fedprotip.settings import ModelSettings
 
 
-@register("mlp")
+def _mlp_stages(settings: ModelSettings) -> Stages:
+    return {f"layer{layer + 1}": (f"{2 * layer + 1}.",) for layer in range(settings.depth)}
+
+
+def _cnn_stages(settings: ModelSettings) -> Stages:
+    return {f"layer{stage + 1}": (f"{4 * stage}.", f"{4 * stage + 1}.") for stage in range(settings.depth)}
+
+
+@register("mlp", _mlp_stages)
 def mlp(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """`depth` hidden layers of `width` units with ReLU; the last one is the feature."""
     channels, height, width = image_shape
@@ -18,7 +27,7 @@ def mlp(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module
     return nn.Sequential(*layers)
 
 
-@register("small_cnn")
+@register("small_cnn", _cnn_stages)
 def small_cnn(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """`depth` stages of 3×3 convolution, batch norm, ReLU and pooling; the mean over positions is the feature."""
     layers: list[nn.Module] = []
@@ -26,8 +35,6 @@ def small_cnn(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.
     for stage in range(settings.depth):
         channels = max(settings.width >> (settings.depth - 1 - stage), 1)
         layers += [nn.Conv2d(size, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-        if side >= 4:
-            layers.append(nn.MaxPool2d(2))
-            side //= 2
-        size = channels
+        layers.append(nn.MaxPool2d(2) if side >= 4 else nn.Identity())
+        size, side = channels, side // 2
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

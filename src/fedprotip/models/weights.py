@@ -1,7 +1,7 @@
 """Pretrained weights from a .safetensors or .pth file, with mismatches explained."""
 
 from pathlib import Path
-from pickle import UnpicklingError
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -12,52 +12,72 @@ from fedprotip.errors import UsageError
 
 CLASSIFIERS = ("fc.", "head.", "heads.", "classifier.")
 """Output layers of published checkpoints: left out, as every task gets a head of its own."""
+WRAPPERS = ("module.", "backbone.")
+"""Prefixes that DataParallel and the model.safetensors of a run put before every name."""
 
 
-def load_weights(backbone: nn.Module, path: Path, may_differ: tuple[str, ...] = ()) -> None:
-    """Overwrite every parameter and buffer of the backbone with those of the file.
+@runtime_checkable
+class Adapts(Protocol):
+    """A backbone that takes weights of a somewhat different shape."""
 
-    Args:
-        may_differ: names that keep their random values when their shape differs (a stem for small images).
-    """
-    found = {n: t for n, t in _read(path).items() if not n.startswith(CLASSIFIERS)}
+    def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a file as this backbone can use them; the others unchanged."""
+
+
+def load_weights(backbone: nn.Module, path: Path) -> None:
+    """Overwrite every parameter and buffer of the backbone with those of the file."""
     own = backbone.state_dict()
+    found = _named_as(own, _read(path))
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
-    unknown = [n for n in found if n not in own]
+    unknown = sorted(n for n in found if n not in own)
     if missing or unknown:
-        raise UsageError(
-            f"model.weights = {str(path)!r} belongs to another architecture: "
-            f"{_some('it lacks', missing)}{' and ' if missing and unknown else ''}{_some('it has', unknown)}."
-        )
+        faults = [_some(what, names) for what, names in (("it lacks", missing), ("it has", unknown)) if names]
+        raise UsageError(f"model.weights = {str(path)!r} belongs to another architecture: {', and '.join(faults)}.")
+    if isinstance(backbone, Adapts):
+        found = backbone.adapted(found)
     for name, tensor in found.items():
         if tensor.shape != own[name].shape:
-            if name in may_differ:
-                continue
             raise UsageError(
                 f"model.weights = {str(path)!r}: {name} has shape {tuple(tensor.shape)}, "
                 f"the model needs {tuple(own[name].shape)}."
             )
+        if not tensor.isfinite().all():
+            raise UsageError(f"model.weights = {str(path)!r}: {name} holds values that are not finite.")
         own[name].copy_(tensor)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UsageError(f"model.weights = {str(path)!r} is not a file.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UsageError(f"model.weights = {str(path)!r} does not exist.") from None
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"model.weights = {str(path)!r} cannot be read: {reason.rstrip('.')}.") from None
+    except PermissionError:
+        raise UsageError(f"model.weights = {str(path)!r} cannot be read: permission denied.") from None
+    except SafetensorError as error:
+        raise UsageError(f"model.weights = {str(path)!r} is damaged: {str(error).rstrip('.')}.") from None
+    except Exception:  # torch raises whatever a broken file leads it to, and advises to load evil ones all the same
+        raise UsageError(
+            f"model.weights = {str(path)!r} is damaged or holds more than tensors, which is never loaded."
+        ) from None
     state = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise UsageError(f"model.weights = {str(path)!r} holds no dictionary of tensors.")
     return state
 
 
+def _named_as(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file under the names of the backbone, without the classifier."""
+    named = {}
+    for name, tensor in found.items():
+        for wrapper in WRAPPERS:
+            name = name if name in own else name.removeprefix(wrapper)
+        if name in own or not name.startswith(CLASSIFIERS):
+            named[name] = tensor
+    return named
+
+
 def _some(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"{what} {', '.join(names[:2])}{more}"

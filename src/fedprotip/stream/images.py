@@ -5,8 +5,7 @@ collected in the order of the samples: the result never depends on which thread 
 """
 
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +31,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 T = TypeVar("T")
+Crop = tuple[list[float], list[list[float]]]
+"""Draws of a random resized crop of one image: `Draws.position` and `Draws.boxes`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class FileImages:
             chosen: positions (n,). draws: take a random resized crop of each instead of its middle.
         """
         pool = _pool(self.workers)
-        crops = [None] * len(chosen) if draws is None else list(zip(*(draws.position, draws.boxes), strict=True))
+        crops: Sequence[Crop | None] = [None] * len(chosen)
+        if draws is not None:
+            crops = list(zip(draws.position.tolist(), draws.boxes.tolist(), strict=True))
         waiting = [
             pool.submit(self._decode, self.paths[i], crop) for i, crop in zip(chosen.tolist(), crops, strict=True)
         ]
@@ -83,16 +86,22 @@ class FileImages:
             if reason:
                 yield path, reason
 
-    def _decode(self, path: str, crop: tuple[Tensor, Tensor] | None) -> np.ndarray:
+    def _decode(self, path: str, crop: Crop | None) -> np.ndarray:
         image = open_rgb(path)
         if crop is None:
             return middle(image, self.resize, self.size)
-        box = resized_box(*image.size, crop[0].tolist(), crop[1].tolist())
+        box = resized_box(*image.size, *crop)
         return _planes(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
 
 
 Images = Tensor | FileImages
 """In memory: uint8 (n, c, h, w). In files: the same, decoded when indexed."""
+
+
+def photos(paths: list[str], size: int, workers: int) -> FileImages:
+    """Large photographs as the paper reads them: shorter side to 256, then the middle 224 (or size, in that ratio)."""
+    size = size or 224
+    return FileImages(paths, size, size * 256 // 224, workers)
 
 
 def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
@@ -107,13 +116,10 @@ def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
 def open_rgb(path: str) -> Image.Image:
     """A decoded RGB image, turned as its EXIF says, from grey, palette, CMYK or 16 bits; else a UsageError."""
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore")  # odd EXIF or palettes: what matters is whether pixels come out
+        with Image.open(path) as image:
             image.load()
-            if image.mode.startswith("I;16"):
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             turn = TURNS.get(_orientation(image))
-            rgb = image.convert("RGB")
+            rgb = _to_rgb(image)
             return rgb.transpose(turn) if turn is not None else rgb
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise UsageError(
@@ -157,6 +163,14 @@ def _planes(image: Image.Image) -> np.ndarray:
     return np.asarray(image).transpose(2, 0, 1).copy()
 
 
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if "transparency" in image.info:
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")
+
+
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(ORIENTATION, 1)
@@ -177,4 +191,5 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_pool.cache_clear)

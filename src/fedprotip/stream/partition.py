@@ -36,3 +36,12 @@ def split_dirichlet(
         for client, part in enumerate(np.split(samples, cuts)):
             parts[client].append(part)
     return [np.sort(np.concatenate(part)) if part else indices[:0] for part in parts]
+
+
+def split_columns(indices: np.ndarray, owners: np.ndarray, clients: list[int]) -> dict[int, np.ndarray]:
+    """Every client's own samples of a task, as the data says; those of clients that take no part stay unused.
+
+    Args:
+        indices: samples of the task (n,); owners: their client ids (n,).
+    """
+    return {client: indices[owners == client] for client in clients}

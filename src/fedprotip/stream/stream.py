@@ -1,5 +1,6 @@
 """The stream of a run: every task's classes, test samples, and each client's training samples."""
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,8 +12,13 @@ from fedprotip.errors import UsageError
 from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
-from fedprotip.stream.partition import split_dirichlet, split_iid
+from fedprotip.stream.images import FileImages, Images, ahead
+from fedprotip.stream.partition import split_columns, split_dirichlet, split_iid
 from fedprotip.stream.tasks import class_tasks, ordered
+from fedprotip.stream.transforms import augment, draw, enlarge
+
+Batch = tuple[Tensor, Tensor]
+"""Normalised images (n, c, h, w) and global labels (n,)."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,9 @@ class Stream:
         self.dataset = dataset
         self.tasks = tasks
         self._settings = settings
-        self._mean = torch.tensor(dataset.mean).view(1, -1, 1, 1)
-        self._std = torch.tensor(dataset.std).view(1, -1, 1, 1)
+        plain = settings.data.normalize == "none"
+        self._mean = torch.tensor((0.0,) if plain else dataset.mean).view(1, -1, 1, 1)
+        self._std = torch.tensor((1.0,) if plain else dataset.std).view(1, -1, 1, 1)
         self._shares = lru_cache(maxsize=2)(self._partition)
 
     def clients(self, task: int) -> list[int]:
@@ -45,17 +52,45 @@ class Stream:
         """Training samples of a client in a task; empty when it has none."""
         return self._shares(task).get(client, self.tasks[task].train[:0])
 
-    def train_batch(self, task: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Normalised images (n, c, h, w) and global labels (n,) of training samples."""
-        return self._batch(task, self.dataset.train_images, self.dataset.train_labels, indices)
+    def train_batch(self, task: int, indices: np.ndarray, generator: torch.Generator | None = None) -> Batch:
+        """Training samples; with a generator they are augmented as `train.augment` asks."""
+        return self._request(task, self.dataset.train_images, self.dataset.train_labels, indices, generator)()
 
-    def test_batch(self, task: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self._batch(task, self.dataset.test_images, self.dataset.test_labels, indices)
+    def train_batches(
+        self, task: int, batches: Iterable[np.ndarray], generator: torch.Generator | None = None
+    ) -> Iterator[Batch]:
+        """The same batch after batch, and while one is used the image files of the next are decoded."""
+        images, labels = self.dataset.train_images, self.dataset.train_labels
+        return ahead(self._request(task, images, labels, indices, generator) for indices in batches)
 
-    def _batch(self, task: int, images: Tensor, labels: Tensor, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(indices)
-        scaled = (images[chosen].float() / 255 - self._mean) / self._std
-        return self._shift(scaled, task), labels[chosen]
+    def test_batch(self, task: int, indices: np.ndarray) -> Batch:
+        return self._request(task, self.dataset.test_images, self.dataset.test_labels, indices)()
+
+    def test_batches(self, task: int, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        return ahead(self._request(task, images, labels, indices) for indices in batches)
+
+    def _request(
+        self,
+        task: int,
+        images: Images,
+        labels: Tensor,
+        indices: np.ndarray,
+        generator: torch.Generator | None = None,
+    ) -> Callable[[], Batch]:
+        """Start to read a batch; the function returned finishes it. All chance is drawn here, batch after batch."""
+        chosen, how = torch.from_numpy(indices), self.dataset.augmentation
+        draws = draw(len(chosen), generator) if generator and self._settings.train.augment == "standard" else None
+        files = images.request(chosen, draws if how.resized else None) if isinstance(images, FileImages) else None
+
+        def finish() -> Batch:
+            raw = files() if files else images[chosen]
+            scaled = augment(raw, draws, how) if draws else raw.float() / 255
+            if scaled.shape[1:] != self.dataset.image_shape:
+                scaled = enlarge(scaled, self.dataset.size)
+            return self._shift((scaled - self._mean) / self._std, task), labels[chosen]
+
+        return finish
 
     def _shift(self, images: Tensor, task: int) -> Tensor:
         """Made domains: quarter turns, or a pixel permutation of its own for every task but the first."""
@@ -70,6 +105,8 @@ class Stream:
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train
+        if self._settings.stream.source == "columns" and self.dataset.train_clients is not None:
+            return split_columns(indices, self.dataset.train_clients.numpy()[indices], clients)
         rng = numpy_stream(self._settings.run.seed, "partition", task)
         if self._settings.clients.partition == "iid":
             shares = split_iid(indices, len(clients), rng)
@@ -82,13 +119,85 @@ class Stream:
 def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
     """The stream that the settings describe; impossible settings are a UsageError."""
     dataset = dataset or load_dataset(settings.data)
-    make = _class_incremental if settings.stream.scenario == "class" else _domain_incremental
-    tasks = make(dataset, settings)
+    if settings.stream.source == "columns":
+        _refuse_columns(dataset, settings)
+    if settings.stream.source == "columns" and dataset.domains:
+        tasks = _tasks_of_column(dataset, settings)
+    elif settings.stream.scenario == "class":
+        tasks = _class_incremental(dataset, settings)
+    else:
+        tasks = _domain_incremental(dataset, settings)
     for task in tasks:
         if not len(task.train) or not len(task.test):
             part = "test" if len(task.train) else "training"
             raise UsageError(f"Task {task.index} ({task.name}) has no {part} samples; leave it out with stream.order.")
     return Stream(dataset, tasks, settings)
+
+
+def check_clients(stream: Stream) -> None:
+    """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
+    for task in stream.tasks:
+        clients = stream.clients(task.index)
+        held = sum(len(stream.client_samples(task.index, client)) for client in clients)
+        if not held:
+            raise UsageError(
+                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
+            )
+        if len(task.train) < len(clients):
+            raise UsageError(
+                f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
+                f"clients.count = {len(task.train)} is the nearest valid value."
+            )
+
+
+def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
+    """Columns that are not there, or that contradict other settings."""
+    stream, clients = settings.stream, settings.clients
+    if not dataset.domains and dataset.train_clients is None:
+        raise UsageError(
+            f"stream.source = 'columns': dataset {dataset.name!r} says nothing about tasks or clients; "
+            "add a column task or client, or choose 'settings'."
+        )
+    if dataset.domains and (stream.overlap or stream.task_size or stream.domains != "labelled"):
+        raise UsageError(
+            "stream.source = 'columns' takes the tasks from the data; "
+            "leave stream.overlap and stream.task_size at 0 and stream.domains at 'labelled'."
+        )
+    largest = -1 if dataset.train_clients is None else int(dataset.train_clients.max())
+    if largest >= clients.count and not clients.roster:
+        raise UsageError(
+            f"clients.count = {clients.count}: the data names client {largest}, counted from 0; "
+            f"the nearest valid value is {largest + 1}."
+        )
+
+
+def _tasks_of_column(dataset: Dataset, settings: Settings) -> list[Task]:
+    """The tasks that the data names; in scenario 'class' each has the classes that it trains."""
+    stream = settings.stream
+    assert dataset.train_domains is not None
+    assert dataset.test_domains is not None
+    order = ordered(list(dataset.domains), stream, settings.run.seed, "task")
+    if stream.tasks > len(order):
+        raise UsageError(
+            f"stream.tasks = {stream.tasks}: the data names {len(order)} tasks; the nearest valid value is that."
+        )
+    tasks = []
+    for index, place in enumerate(order[: stream.tasks]):
+        train, test = (
+            np.flatnonzero(column.numpy() == place) for column in (dataset.train_domains, dataset.test_domains)
+        )
+        trained, tested = (
+            set(labels[samples].tolist())
+            for labels, samples in ((dataset.train_labels, train), (dataset.test_labels, test))
+        )
+        classes = sorted(trained) if stream.scenario == "class" else list(range(len(dataset.classes)))
+        if tested - set(classes):
+            name = dataset.classes[min(tested - set(classes))]
+            raise UsageError(
+                f"Task {dataset.domains[place]!r} tests class {name!r}, but has no training samples of it."
+            )
+        tasks.append(Task(index, dataset.domains[place], tuple(classes), train, test))
+    return tasks
 
 
 def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:

@@ -28,6 +28,7 @@ class Augmentation:
     resized: bool = False  # a random resized crop while decoding; only for images in files
 
 
+SMALL_PHOTOS = Augmentation()
 LARGE_PHOTOS = Augmentation(pad=0, brightness=0.0, resized=True)
 
 

@@ -2,15 +2,26 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings, declare
+from fedprotip.stream.images import FileImages, Images
+from fedprotip.stream.splits import at_most
+from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""As pretrained backbones expect photographs."""
+SMALL = 64
+"""Images of at most this side live in memory; larger ones stay in their files."""
 
 
 @dataclass(frozen=True)
@@ -19,50 +30,119 @@ class Dataset:
 
     name: str
     classes: list[str]
-    train_images: Tensor
+    train_images: Images
     train_labels: Tensor  # (n,) int64
-    test_images: Tensor
+    test_images: Images
     test_labels: Tensor
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...]
-    domains: tuple[str, ...] = ()  # names, when the dataset comes in domains
+    domains: tuple[str, ...] = ()  # names, when the dataset comes in domains or says its tasks
     train_domains: Tensor | None = None  # (n,) int64 index into `domains`
     test_domains: Tensor | None = None
+    train_clients: Tensor | None = None  # (n,) int64 client ids, when the data says who holds what
+    augmentation: Augmentation = SMALL_PHOTOS
+    size: int = 0  # side that batches are brought to; 0: that of the images
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)"""
         channels, height, width = self.train_images.shape[1:]
-        return channels, height, width
+        return (channels, self.size, self.size) if self.size else (channels, height, width)
 
 
 Loader = Callable[[DataSettings], Dataset]
+Layout = tuple[str, ...]
+"""Files and folders under the data root that make a dataset complete."""
 _loaders: dict[str, Loader] = {}
+_layouts: dict[str, tuple[Layout, ...]] = {}
 
 
-def register(name: str) -> Callable[[Loader], Loader]:
-    """Make a loader available as `data.name = NAME`."""
+def register(name: str, *layouts: Layout) -> Callable[[Loader], Loader]:
+    """Make a loader available as `data.name = NAME`; `layouts`: what it needs under the data root, one of these."""
 
     def add(loader: Loader) -> Loader:
         _loaders[name] = loader
+        _layouts[name] = layouts
         declare("data.name", name, loader)
         return loader
 
     return add
 
 
+def layouts() -> dict[str, tuple[Layout, ...]]:
+    """Every dataset with the layouts it can be in; none: it needs nothing under the data root."""
+    return dict(_layouts)
+
+
+def missing(root: Path, layout: Layout) -> list[str]:
+    """What a layout lacks under a data root."""
+    return [path for path in layout if not (root / path).exists()]
+
+
 def data_root(settings: DataSettings) -> Path:
     """The folder of the datasets: `data.root`, or the environment variable FEDPROTIP_DATA."""
     root = settings.root or os.environ.get("FEDPROTIP_DATA", "")
     if not root:
-        raise UsageError(f"data.name = {settings.name!r} needs its files: set data.root or FEDPROTIP_DATA.")
+        raise UsageError(
+            f"data.name = {settings.name!r} needs its files: set data.root or the environment variable FEDPROTIP_DATA "
+            f"to the folder that holds them, or fetch them with: fedprotip data get {settings.name} --root DIR."
+        )
     if not Path(root).is_dir():
-        raise UsageError(f"data.root = {root!r} is not a folder.")
+        where = "data.root" if settings.root else "FEDPROTIP_DATA"
+        raise UsageError(f"{where} = {root!r} is not a folder.")
     return Path(root)
 
 
+def locate(settings: DataSettings) -> tuple[Path, Layout]:
+    """The data root and the first layout that is complete there; the root may also be the dataset's own folder."""
+    root, choices = data_root(settings), _layouts[settings.name]
+    for layout in choices:
+        inside = root.resolve().name == layout[0].split("/")[0]
+        for base in (root, root.resolve().parent) if inside else (root,):
+            if not missing(base, layout):
+                return base, layout
+    lacking = min((missing(root, layout) for layout in choices), key=len)
+    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    raise UsageError(
+        f"{settings.name!r}: {root} has no {lacking[0]}{more}; "
+        f"give the folder that holds it as data.root, or see: fedprotip data get {settings.name}."
+    )
+
+
+def index_dataset(settings: DataSettings) -> Dataset:
+    """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded."""
+    return _limited(_loaders[settings.name](settings), settings)
+
+
 def load_dataset(settings: DataSettings) -> Dataset:
-    return _loaders[settings.name](settings)
+    """The dataset as a run uses it: small images in memory, at the size of `data.size`."""
+    dataset = index_dataset(settings)
+    if isinstance(dataset.train_images, FileImages) and dataset.train_images.size <= SMALL:
+        dataset = replace(
+            dataset, train_images=_decoded(dataset.train_images), test_images=_decoded(dataset.test_images)
+        )
+    return replace(dataset, size=settings.size)
+
+
+def _decoded(images: Images) -> Tensor:
+    return images[torch.arange(len(images))]
+
+
+def _limited(dataset: Dataset, settings: DataSettings) -> Dataset:
+    changes: dict[str, Any] = {}
+    for part, limit in (("train", settings.train_limit), ("test", settings.test_limit)):
+        names = [f"{part}_{name}" for name in ("images", "labels", "domains", "clients")]
+        columns = {name: column for name in names if (column := getattr(dataset, name, None)) is not None}
+        if limit:
+            groups = columns.get(f"{part}_domains", columns[f"{part}_labels"]).numpy()
+            kept = at_most(limit, groups, settings.seed, f"limit {part}")
+            changes |= {name: take(column, kept) for name, column in columns.items()}
+    return replace(dataset, **changes)
+
+
+def take(column: Images, chosen: np.ndarray) -> Images:
+    """The chosen samples of images, in memory or in files, or of a column (n,)."""
+    return column.take(chosen) if isinstance(column, FileImages) else column[torch.from_numpy(chosen)]
 
 
 for _module in iter_modules(__path__):

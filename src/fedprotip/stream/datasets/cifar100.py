@@ -1,6 +1,7 @@
-"""CIFAR-100: 50,000 training and 10,000 test images of 32×32 pixels in 100 classes, in the official layout.
+"""CIFAR-100: 50,000 training and 10,000 test images of 32×32 pixels in 100 classes, in either official layout.
 
-`cifar-100-binary/` with train.bin and test.bin: records of coarse label, fine label and 3,072 bytes of RGB planes.
+`cifar-100-binary/`: train.bin and test.bin, records of coarse label, fine label and 3,072 bytes of RGB planes.
+`cifar-100-python/`: train, test and meta, pickles that are read by a reader which can build nothing but data.
 """
 
 from pathlib import Path
@@ -11,29 +12,50 @@ from torch import Tensor
 
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
-from fedprotip.stream.datasets import Dataset, data_root, register
+from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, register
+from fedprotip.stream.pickles import read_pickle
 
-RECORD = 2 + 3 * 32 * 32
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as the pretrained backbones expect
+CLASSES, PIXELS = 100, 3 * 32 * 32
+RECORD = 2 + PIXELS
+BINARY = tuple(f"cifar-100-binary/{name}" for name in ("train.bin", "test.bin", "fine_label_names.txt"))
+PYTHON = tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta"))
 
 
-@register("cifar100")
+@register("cifar100", BINARY, PYTHON)
 def cifar100(settings: DataSettings) -> Dataset:
-    root = data_root(settings)
-    folder = next((path for path in (root / "cifar-100-binary", root) if (path / "train.bin").is_file()), None)
-    if folder is None:
-        raise UsageError(f"data.root = {str(root)!r} has no cifar-100-binary/train.bin; give the folder that holds it.")
-    names = (folder / "fine_label_names.txt").read_text().split()
-    train_images, train_labels = _read(folder / "train.bin")
-    test_images, test_labels = _read(folder / "test.bin")
-    return Dataset("cifar100", names, train_images, train_labels, test_images, test_labels, MEAN, STD)
+    root, layout = locate(settings)
+    train, test, names = (root / path for path in layout)
+    if layout == BINARY:
+        read, classes = _read_binary, names.read_text(encoding="utf-8").split()
+    else:
+        read, classes = _read_python, [_text(name) for name in read_pickle(names).get("fine_label_names", [])]
+    if len(set(classes)) != CLASSES:
+        raise UsageError(f"{names} names {len(set(classes))} classes, not {CLASSES}.")
+    return Dataset("cifar100", classes, *read(train), *read(test), IMAGENET_MEAN, IMAGENET_STD)
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor]:
+def _read_binary(path: Path) -> tuple[Tensor, Tensor]:
     """Images (n, 3, 32, 32) uint8 and fine labels (n,)."""
     raw = np.fromfile(path, dtype=np.uint8)
     if len(raw) == 0 or len(raw) % RECORD:
         raise UsageError(f"{path} is not a CIFAR-100 file: its size is not a multiple of {RECORD} bytes.")
     records = raw.reshape(-1, RECORD)
-    images = torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32).copy())
-    return images, torch.from_numpy(records[:, 1].astype(np.int64))
+    return _checked(path, records[:, 2:], records[:, 1])
+
+
+def _read_python(path: Path) -> tuple[Tensor, Tensor]:
+    found = read_pickle(path)
+    pixels, labels = found.get("data"), found.get("fine_labels")
+    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), PIXELS):
+        raise UsageError(f"{path} is not a CIFAR-100 file: it needs data (n, {PIXELS}) and n fine_labels.")
+    return _checked(path, pixels, np.array(labels))
+
+
+def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
+        raise UsageError(f"{path}: a label is not a whole number from 0 to {CLASSES - 1}.")
+    return torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(labels.astype(np.int64))
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

@@ -6,6 +6,7 @@ from sklearn.datasets import load_digits
 
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import Dataset, register
+from fedprotip.stream.transforms import Augmentation
 
 TEST_EVERY = 4
 """Every fourth sample of each class is a test sample: 25 %, the same for every run."""
@@ -28,4 +29,5 @@ def digits(settings: DataSettings) -> Dataset:
         test_labels=labels[is_test],
         mean=(0.305,),
         std=(0.376,),
+        augmentation=Augmentation(pad=1, flip=False, brightness=0.0),
     )

@@ -1,0 +1,80 @@
+"""The user's own images: `data.name = "own"` and `data.source`; see `fedprotip data check SOURCE`."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprotip.errors import UsageError
+from fedprotip.settings import DataSettings
+from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, SMALL, Dataset, register, take
+from fedprotip.stream.images import FileImages, Images, photos, shorter_side
+from fedprotip.stream.splits import every_fifth
+from fedprotip.stream.tables import Table, read_source
+from fedprotip.stream.transforms import LARGE_PHOTOS, Augmentation
+
+
+@register("own")
+def own(settings: DataSettings) -> Dataset:
+    table = read_source(settings.source)
+    images = _images(table, settings)
+    classes, labels = _numbered(table.labels)
+    tasks, task_of = _numbered(table.columns.get("task", []))
+    is_test = _is_test(table)
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    for index, name in enumerate(classes):
+        for part, places in (("training", train), ("test", test)):
+            if not (labels[places] == index).any():
+                raise UsageError(f"Class {name!r} of {settings.source} has no {part} samples.")
+    clients = client_ids(table.columns["client"]) if "client" in table.columns else None
+    channels, side = images.shape[1], min(images.shape[2:])
+    large = isinstance(images, FileImages) and side > SMALL
+    return Dataset(
+        "own",
+        classes,
+        take(images, train),
+        labels[train],
+        take(images, test),
+        labels[test],
+        IMAGENET_MEAN if channels == 3 else (0.5,),
+        IMAGENET_STD if channels == 3 else (0.5,),
+        tuple(tasks),
+        task_of[train] if tasks else None,
+        task_of[test] if tasks else None,
+        clients[train] if clients is not None else None,
+        LARGE_PHOTOS if large else Augmentation(pad=side // 8),
+    )
+
+
+def client_ids(names: list[str]) -> Tensor:
+    """Client ids (n,): numbers as they stand, names numbered in their natural order."""
+    if all(name.isdecimal() for name in names):
+        return torch.tensor([int(name) for name in names])
+    return _numbered(names)[1]
+
+
+def _images(table: Table, settings: DataSettings) -> Images:
+    if isinstance(table.images, np.ndarray):
+        return torch.from_numpy(table.images)
+    size = settings.size or min(224, shorter_side(table.images))
+    if not size:
+        raise UsageError(f"{settings.source}: none of the {len(table.images)} files is an image that can be read.")
+    if size > SMALL:
+        return photos(table.images, size, settings.workers)
+    return FileImages(table.images, size, size, settings.workers)
+
+
+def _numbered(names: list[str]) -> tuple[list[str], Tensor]:
+    """The different names, numbers in numerical order and before text, and the place (n,) of each name there."""
+    different = sorted(set(names), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    places = {name: place for place, name in enumerate(different)}
+    return different, torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+
+def _is_test(table: Table) -> np.ndarray:
+    """(n,) from the split, or every fifth sample of a class (and task, if tasks are given)."""
+    if "split" in table.columns:
+        return np.array(table.columns["split"]) == "test"
+    groups = [f"Class {label!r}" for label in table.labels]
+    if "task" in table.columns:
+        groups = [f"{group} of task {task!r}" for group, task in zip(groups, table.columns["task"], strict=True)]
+    return every_fifth(groups)

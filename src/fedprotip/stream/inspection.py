@@ -1,0 +1,91 @@
+"""What a source holds and what a run would make of it, without running: the facts behind `fedprotip data check`."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from fedprotip.errors import FedprotipError
+from fedprotip.settings import Settings
+from fedprotip.stream.datasets import SMALL, Dataset, index_dataset
+from fedprotip.stream.images import FileImages
+from fedprotip.stream.stream import Stream, build_stream, check_clients
+
+LISTED = 1000
+"""Unreadable files that are named; a source with more has another problem."""
+
+
+def inspect_data(settings: Settings) -> dict[str, Any]:
+    """Counts per class, task and client, unreadable files, and the run in a sentence, as plain JSON values.
+
+    A source that cannot be read at all is an error; `problem` says why a run would be refused.
+    """
+    dataset = replace(index_dataset(settings.data), size=settings.data.size)
+    unreadable = [
+        {"path": path, "reason": reason}
+        for images in (dataset.train_images, dataset.test_images)
+        if isinstance(images, FileImages)
+        for path, reason in islice(images.unreadable(), LISTED)
+    ]
+    facts: dict[str, Any] = {
+        "data": settings.data.name,
+        "source": settings.data.source or settings.data.root,
+        "image_shape": list(dataset.image_shape),
+        "kept": _kept(dataset),
+        "train": len(dataset.train_labels),
+        "test": len(dataset.test_labels),
+        "classes": _classes(dataset),
+        "tasks": [],
+        "unreadable": unreadable,
+        "problem": f"Unreadable files: {len(unreadable)}; mend or remove them." if unreadable else "",
+        "plan": "",
+    }
+    try:
+        stream = build_stream(settings, dataset)
+        facts["tasks"] = [_task(stream, index) for index in range(len(stream.tasks))]
+        facts["plan"] = _plan(stream, settings)
+        check_clients(stream)
+    except FedprotipError as error:
+        facts["problem"] = facts["problem"] or str(error)
+    return facts
+
+
+def _kept(dataset: Dataset) -> str:
+    images = dataset.train_images
+    if isinstance(images, FileImages) and images.size > SMALL:
+        return "decoded from files when needed"
+    return "in memory"
+
+
+def _classes(dataset: Dataset) -> list[dict[str, Any]]:
+    train, test = (Counter(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
+    return [{"name": name, "train": train[i], "test": test[i]} for i, name in enumerate(dataset.classes)]
+
+
+def _task(stream: Stream, index: int) -> dict[str, Any]:
+    task = stream.tasks[index]
+    return {
+        "index": index,
+        "name": task.name,
+        "classes": [stream.dataset.classes[label] for label in task.classes],
+        "train": len(task.train),
+        "test": len(task.test),
+        "clients": {str(client): len(stream.client_samples(index, client)) for client in stream.clients(index)},
+    }
+
+
+def _plan(stream: Stream, settings: Settings) -> str:
+    columns = settings.stream.source == "columns"
+    if columns and stream.dataset.train_clients is not None:
+        shared = "each sample with the client its column names"
+    elif settings.clients.partition == "iid":
+        shared = "samples shared out evenly"
+    else:
+        shared = f"samples shared out by Dirichlet with α = {settings.clients.alpha:g}"
+    origin = (
+        "from the data" if columns and stream.dataset.domains else f"by stream.scenario = {settings.stream.scenario!r}"
+    )
+    return (
+        f"{len(stream.tasks)} tasks {origin}, {len(stream.clients(0))} clients, {shared}; "
+        f"{settings.train.rounds} rounds per task of {settings.method.name} with {settings.model.name}."
+    )

@@ -1,0 +1,186 @@
+"""The user's own data as a table: which image has which label, and maybe task, client and split.
+
+Read from a folder per class, a CSV or Parquet file, or an NPZ file. Nothing is decoded here.
+"""
+
+import csv
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedprotip.errors import UsageError
+from fedprotip.stream.images import SUFFIXES
+
+PARTS = ("train", "test")
+OPTIONAL = ("task", "client", "split")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Samples of a source: paths or pixels, labels as text, and the columns that are there."""
+
+    images: list[str] | np.ndarray  # paths, or uint8 (n, c, h, w)
+    labels: list[str]
+    columns: dict[str, list[str]] = field(default_factory=dict)  # of task, client, split
+
+
+def read_source(source: str) -> Table:
+    """The table of `data.source`; a wrong path or layout is a UsageError."""
+    path = Path(source)
+    if not source:
+        raise UsageError("data.name = 'own' needs data.source: a folder, a .csv, a .parquet or an .npz file.")
+    if not path.exists():
+        raise UsageError(f"data.source = {source!r} does not exist.")
+    if path.is_dir():
+        return read_folder(path)
+    readers = {".csv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
+    if path.suffix.lower() not in readers:
+        raise UsageError(f"data.source = {source!r} must be a folder, a .csv, a .parquet or an .npz file.")
+    return readers[path.suffix.lower()](path)
+
+
+def read_folder(folder: Path) -> Table:
+    """A folder per class, or `train` and `test` with a folder per class in each."""
+    names = {path.name for path in _folders(folder)}
+    if names & set(PARTS) and not names >= set(PARTS):
+        raise UsageError(f"{folder} has a folder {(names & set(PARTS)).pop()!r} only; it needs 'train' and 'test'.")
+    if not names >= set(PARTS):
+        paths, labels = _read_classes(folder)
+        return Table(paths, labels)
+    parts = {part: _read_classes(folder / part) for part in PARTS}
+    return Table(
+        [path for paths, _ in parts.values() for path in paths],
+        [label for _, labels in parts.values() for label in labels],
+        {"split": [part for part, (paths, _) in parts.items() for _ in paths]},
+    )
+
+
+def read_csv(path: Path) -> Table:
+    """Columns path and label, and maybe task, client and split; paths are relative to the file."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            names = list(reader.fieldnames or [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+    return _from_rows(path, names, rows)
+
+
+def read_parquet(path: Path) -> Table:
+    """As `read_csv`; needs pyarrow."""
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError:
+        raise UsageError(f"Reading {path} needs pyarrow; install it with: pip install pyarrow.") from None
+    try:
+        columns = parquet.read_table(path).to_pydict()
+    except Exception as error:  # pyarrow has many kinds of errors for a damaged file
+        raise UsageError(f"{path} is not a Parquet file: {str(error).splitlines()[0].rstrip('.')}.") from None
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return _from_rows(path, list(columns), rows)
+
+
+def read_npz(path: Path) -> Table:
+    """x_train, y_train, x_test, y_test, or x, y and maybe task, client, split; x is uint8."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise UsageError(f"{path} is not an npz file of plain arrays.") from None
+    if {"x_train", "y_train", "x_test", "y_test"} <= set(found):
+        parts = [(_pixels(path, f"x_{part}", found), _labels(path, part, found)) for part in PARTS]
+        (train, train_labels), (test, test_labels) = parts
+        if train.shape[1:] != test.shape[1:]:
+            raise UsageError(f"{path}: the images of x_train and x_test differ in shape.")
+        split = ["train"] * len(train) + ["test"] * len(test)
+        return Table(np.concatenate([train, test]), train_labels + test_labels, {"split": split})
+    if not {"x", "y"} <= set(found):
+        have = ", ".join(sorted(found)) or "nothing"
+        raise UsageError(f"{path} needs x_train, y_train, x_test, y_test, or x and y; it has {have}.")
+    pixels = _pixels(path, "x", found)
+    columns = {name: [_text(value) for value in found[name].ravel()] for name in OPTIONAL if name in found}
+    for name, column in columns.items():
+        if len(column) != len(pixels):
+            raise UsageError(f"{path}: {name} has {len(column)} entries, x has {len(pixels)} images.")
+    return _checked(path, Table(pixels, _labels(path, "", found), columns))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
+    """Paths and class names of a folder per class."""
+    paths: list[str] = []
+    labels: list[str] = []
+    for one in _folders(folder):
+        found = sorted(str(path) for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not found:
+            raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
+        paths += found
+        labels += [one.name] * len(found)
+    if not paths:
+        raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
+    return paths, labels
+
+
+def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    if not {"path", "label"} <= set(names):
+        raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
+    wanted = ["path", "label", *(name for name in OPTIONAL if name in names)]
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    for number, row in enumerate(rows, 1):
+        for name in wanted:
+            value = _text(row[name]).strip()
+            if not value:
+                raise UsageError(f"{path}: sample {number} has no {name}.")
+            columns[name].append(value)
+        image = path.parent / columns["path"][-1]
+        if not image.is_file():
+            raise UsageError(f"{path}: sample {number} names {columns['path'][-1]!r}, which does not exist ({image}).")
+        columns["path"][-1] = str(image)
+    return _checked(path, Table(columns.pop("path"), columns.pop("label"), columns))
+
+
+def _checked(path: Path, table: Table) -> Table:
+    if not table.labels:
+        raise UsageError(f"{path} holds no samples.")
+    for number, part in enumerate(table.columns.get("split", []), 1):
+        if part not in PARTS:
+            raise UsageError(f"{path}: sample {number} has split {part!r}; valid are train and test.")
+    return table
+
+
+def _pixels(path: Path, name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Images (n, c, h, w) uint8 of (n, h, w), (n, h, w, c) or (n, c, h, w)."""
+    images = found[name]
+    if images.dtype == np.uint8 and images.ndim == 3:
+        return images[:, None]
+    if images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3):
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    if images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    raise UsageError(
+        f"{path}: {name} must be uint8 (n, h, w), (n, h, w, c) or (n, c, h, w) with 1 or 3 channels; "
+        f"it is {images.dtype} {images.shape}."
+    )
+
+
+def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]:
+    x, y = (f"{kind}_{part}" if part else kind for kind in "xy")
+    labels = found[y]
+    if labels.shape != found[x].shape[:1] or labels.dtype.kind not in "iuU":
+        raise UsageError(f"{path}: {y} must be {len(found[x])} whole numbers or names, one per image of {x}.")
+    if labels.dtype.kind == "i" and len(labels) and labels.min() < 0:
+        raise UsageError(f"{path}: label {labels.min()} of {y} is out of range, 0 is the smallest.")
+    return [_text(value) for value in labels]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

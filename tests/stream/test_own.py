@@ -1,0 +1,389 @@
+"""The user's own data: folders, CSV, Parquet, NPZ, with and without columns for split, task and client."""
+
+import csv
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.errors import UsageError
+from fedprotip.settings import load
+from fedprotip.stream import build_stream, check_clients
+from fedprotip.stream.datasets import load_dataset
+from fedprotip.stream.images import FileImages
+from tests.stream.trees import class_folders, picture
+
+
+def own(source, **more):
+    return load_dataset(load({"data": {"name": "own", "source": str(source), **more}}).data)
+
+
+def stream(place, clients=None, **settings):
+    raw = {"data": {"name": "own", "source": str(place)}, "stream": settings, "clients": clients or {}}
+    return build_stream(load(raw))
+
+
+def refused(call, *words):
+    with pytest.raises(UsageError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence, sentence
+
+
+def write_csv(path, rows):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def listed(folder, per_class=10, **columns):
+    """Rows of a folder per class; a column is a function of (class, number)."""
+    class_folders(folder / "pics", per_class=per_class)
+    rows = []
+    for name in ("cat", "dog", "økse"):
+        for number in range(per_class):
+            row = {"path": f"pics/{name}/{number:03d}.png", "label": name}
+            rows.append(row | {column: make(name, number) for column, make in columns.items()})
+    return rows
+
+
+# Folders
+
+
+def test_a_folder_per_class(tmp_path):
+    found = own(class_folders(tmp_path))
+    assert found.classes == ["cat", "dog", "økse"]
+    assert found.image_shape == (3, 10, 10)
+    assert isinstance(found.train_images, torch.Tensor)
+    assert np.bincount(found.train_labels).tolist() == [8] * 3
+    assert np.bincount(found.test_labels).tolist() == [2] * 3
+    assert torch.equal(own(tmp_path).test_images, found.test_images)
+
+
+def test_train_and_test_folders(tmp_path):
+    class_folders(tmp_path / "train", per_class=4)
+    class_folders(tmp_path / "test", per_class=3)
+    found = own(tmp_path)
+    assert np.bincount(found.train_labels).tolist() == [4] * 3
+    assert np.bincount(found.test_labels).tolist() == [3] * 3
+
+
+def test_large_images_stay_in_their_files(tmp_path):
+    class_folders(tmp_path, per_class=2, size=(300, 260))
+    found = own(tmp_path)
+    assert isinstance(found.train_images, FileImages)
+    assert found.image_shape == (3, 224, 224)
+    assert found.augmentation.resized
+    assert own(tmp_path, size=128).image_shape == (3, 128, 128)
+    small = own(tmp_path, size=20)
+    assert small.train_images.shape == (3, 3, 20, 20)
+
+
+def test_other_files_and_hidden_folders_are_left_alone(tmp_path):
+    class_folders(tmp_path)
+    (tmp_path / "cat" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / ".git").mkdir()
+    assert len(own(tmp_path).classes) == 3
+
+
+def test_wrong_folders_are_one_sentence(tmp_path):
+    refused(lambda: own(""), "data.source", ".npz")
+    refused(lambda: own(tmp_path / "gone"), "gone", "does not exist")
+    refused(lambda: own(tmp_path), "no class folders")
+    class_folders(tmp_path / "a")
+    (tmp_path / "a" / "empty").mkdir()
+    refused(lambda: own(tmp_path / "a"), "Class 'empty' is empty")
+    class_folders(tmp_path / "b" / "train")
+    refused(lambda: own(tmp_path / "b"), "'train' only", "'test'")
+    class_folders(tmp_path / "b" / "test", classes=("cat", "dog"))
+    refused(lambda: own(tmp_path / "b"), "Class 'økse'", "no test samples")
+    class_folders(tmp_path / "c", per_class=1)
+    refused(lambda: own(tmp_path / "c"), "Class 'cat' has one sample")
+    (tmp_path / "notes.txt").write_text("x")
+    refused(lambda: own(tmp_path / "notes.txt"), "notes.txt", ".csv")
+
+
+def test_a_corrupt_image_is_named_before_anything_is_written(tmp_path):
+    class_folders(tmp_path / "data")
+    broken = tmp_path / "data" / "dog" / "004.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    settings = {"data": {"name": "own", "source": str(tmp_path / "data")}, "stream": {"tasks": 3}}
+    refused(lambda: fedprotip.run(settings, out=tmp_path / "run"), str(broken), "cannot be read as an image")
+    assert not (tmp_path / "run").exists()
+    for path in (tmp_path / "data").rglob("*.png"):
+        path.write_bytes(b"no image")
+    refused(lambda: own(tmp_path / "data"), "none of the 30 files")
+
+
+# Tables
+
+
+def test_csv_with_a_split(tmp_path):
+    rows = listed(tmp_path, split=lambda name, number: "test" if number < 3 else "train")
+    found = own(write_csv(tmp_path / "tabelle.csv", rows))
+    assert found.classes == ["cat", "dog", "økse"]
+    assert np.bincount(found.test_labels).tolist() == [3] * 3
+    plain = own(tmp_path / "pics")
+    assert sorted(map(bytes, found_bytes(found))) == sorted(map(bytes, found_bytes(plain)))
+
+
+def found_bytes(dataset):
+    return [image.numpy().tobytes() for image in torch.cat([dataset.train_images, dataset.test_images])]
+
+
+def test_numbers_as_labels_are_in_numerical_order(tmp_path):
+    rows = listed(tmp_path)
+    for row in rows:
+        row["label"] = {"cat": "10", "dog": "9", "økse": "100"}[row["label"]]
+    assert own(write_csv(tmp_path / "t.csv", rows)).classes == ["9", "10", "100"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: [{"file": "x", "label": "y"}], ["needs the columns path and label", "file, label"]),
+        (lambda rows: [{**rows[0], "label": " "}, *rows[1:]], ["sample 1 has no label"]),
+        (lambda rows: [*rows, {"path": "pics/gone.png", "label": "cat"}], ["sample 31", "pics/gone.png", "not exist"]),
+        (lambda rows: [{**row, "split": "val"} for row in rows], ["sample 1", "'val'", "train and test"]),
+        (lambda rows: [{**row, "split": "train"} for row in rows], ["Class 'cat'", "no test samples"]),
+    ],
+    ids=range(5),
+)
+def test_wrong_tables_are_one_sentence(tmp_path, change, words):
+    path = write_csv(tmp_path / "t.csv", change(listed(tmp_path)))
+    refused(lambda: own(path), *words)
+
+
+def test_an_empty_or_unreadable_table_is_one_sentence(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("")
+    refused(lambda: own(path), "path and label", "none")
+    path.write_text("path,label\n")
+    refused(lambda: own(path), "no samples")
+    path.write_bytes(b"path,label\n\xff\xfe,cat\n")
+    refused(lambda: own(path), "UTF-8")
+
+
+def test_parquet_needs_pyarrow_and_reads_the_same(tmp_path, monkeypatch):
+    rows = listed(tmp_path)
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    refused(lambda: own(path), "pyarrow", "pip install pyarrow")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    fake = types.SimpleNamespace(read_table=lambda path: types.SimpleNamespace(to_pydict=lambda: columns))
+    monkeypatch.setitem(sys.modules, "pyarrow", types.ModuleType("pyarrow"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", fake)
+    assert found_bytes(own(path)) == found_bytes(own(write_csv(tmp_path / "t.csv", rows)))
+
+    def broken(path):
+        raise ValueError("Parquet magic bytes not found.\nmore")
+
+    monkeypatch.setattr(fake, "read_table", broken)
+    refused(lambda: own(path), "not a Parquet file", "magic bytes")
+
+
+def test_real_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    from pyarrow import parquet
+
+    rows = listed(tmp_path, client=lambda name, number: number % 2)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert set(own(tmp_path / "t.parquet").train_clients.tolist()) == {0, 1}
+
+
+# NPZ
+
+
+def pixels(n=20, shape=(8, 8)):
+    return np.random.default_rng(n).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((8, 6), (1, 8, 6)), ((8, 6, 3), (3, 8, 6)), ((3, 8, 6), (3, 8, 6)), ((8, 6, 1), (1, 8, 6))]
+)
+def test_npz_with_parts(tmp_path, shape, expected):
+    y = np.arange(20) % 4
+    path = npz(tmp_path / "d.npz", x_train=pixels(20, shape), y_train=y, x_test=pixels(8, shape), y_test=y[:8])
+    found = own(path)
+    assert found.image_shape == expected
+    assert found.classes == ["0", "1", "2", "3"]
+    assert (len(found.train_labels), len(found.test_labels)) == (20, 8)
+    assert len(found.mean) == expected[0]
+
+
+def test_npz_in_one_piece_with_columns(tmp_path):
+    y = np.array(["a", "b"] * 10)
+    split = np.array(["train"] * 14 + ["test"] * 6)
+    path = npz(tmp_path / "d.npz", x=pixels(), y=y, split=split, task=np.arange(20) % 2, client=np.arange(20) % 3)
+    found = own(path)
+    assert found.classes == ["a", "b"]
+    assert found.train_clients.tolist() == [i % 3 for i in range(14)]
+    assert found.test_domains.tolist() == [i % 2 for i in range(14, 20)]
+    assert np.bincount(own(npz(tmp_path / "e.npz", x=pixels(), y=y)).test_labels).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": pixels()}, ["x and y", "it has x"]),
+        ({"x": pixels() / 255, "y": np.zeros(20, int)}, ["x must be uint8", "float64"]),
+        ({"x": pixels(20, (8, 8, 5)), "y": np.zeros(20, int)}, ["1 or 3 channels"]),
+        ({"x": pixels(), "y": np.zeros(19, int)}, ["y must be 20 whole numbers"]),
+        ({"x": pixels(), "y": np.zeros(20)}, ["y must be 20 whole numbers"]),
+        ({"x": pixels(), "y": np.full(20, -3)}, ["label -3", "out of range"]),
+        ({"x": pixels(), "y": np.arange(20) % 2, "task": np.zeros(3)}, ["task has 3 entries"]),
+        ({"x": pixels(), "y": np.arange(20) % 2, "split": np.array(["x"] * 20)}, ["split 'x'"]),
+        ({"x": pixels(0), "y": np.zeros(0, int)}, ["no samples"]),
+        ({"x": pixels(), "y": np.array([object()] * 20)}, ["plain arrays"]),
+        (
+            {"x_train": pixels(), "y_train": np.arange(20) % 2, "x_test": pixels(4), "y_test": np.arange(4)},
+            ["Class '2'", "no training samples"],
+        ),
+        (
+            {
+                "x_train": pixels(),
+                "y_train": np.zeros(20, int),
+                "x_test": pixels(4, (9, 9)),
+                "y_test": np.zeros(4, int),
+            },
+            ["differ in shape"],
+        ),
+    ],
+    ids=range(12),
+)
+def test_wrong_npz_is_one_sentence(tmp_path, arrays, words):
+    path = npz(tmp_path / "d.npz", **arrays)
+    refused(lambda: own(path), *words)
+
+
+def test_a_damaged_npz_is_one_sentence(tmp_path):
+    (tmp_path / "d.npz").write_bytes(b"PK\x03\x04 and no more")
+    refused(lambda: own(tmp_path / "d.npz"), "not an npz file")
+
+
+# Tasks and clients from columns
+
+
+def columns_csv(tmp_path, **more):
+    """Task `first` has cat and dog, `second` dog and økse; clients are hospitals."""
+    columns = {
+        "task": lambda name, number: {"cat": "first", "økse": "second"}.get(name, ("first", "second")[number % 2]),
+        "client": lambda name, number: ("north", "south")[number % 2] if name == "cat" else "south",
+    }
+    return write_csv(tmp_path / "t.csv", listed(tmp_path, per_class=20, **columns | more))
+
+
+def test_tasks_and_clients_come_from_columns(tmp_path):
+    found = stream(columns_csv(tmp_path), {"count": 2}, source="columns", tasks=2)
+    assert [task.name for task in found.tasks] == ["first", "second"]
+    assert [task.classes for task in found.tasks] == [(0, 1), (1, 2)]
+    assert [len(task.train) for task in found.tasks] == [24, 24]
+    for task in found.tasks:
+        owners = found.dataset.train_clients[task.train].tolist()
+        for client in (0, 1):
+            held = found.client_samples(task.index, client)
+            assert len(held) == owners.count(client)
+            assert set(held) <= set(task.train)
+            assert (found.dataset.train_clients[held] == client).all()
+    check_clients(found)
+
+
+def test_the_order_and_number_of_tasks_are_settings(tmp_path):
+    path = columns_csv(tmp_path)
+    found = stream(path, {"count": 2}, source="columns", tasks=1, order=["second"])
+    assert [task.name for task in found.tasks] == ["second"]
+    domain = stream(path, {"count": 2}, source="columns", tasks=2, scenario="domain")
+    assert [task.classes for task in domain.tasks] == [(0, 1, 2)] * 2
+    refused(lambda: stream(path, {"count": 2}, source="columns", tasks=3), "stream.tasks = 3", "names 2 tasks")
+    refused(lambda: stream(path, {"count": 2}, source="columns", tasks=1, order=["thrid"]), "'thrid'", "not a task")
+
+
+def test_settings_decide_what_has_no_column(tmp_path):
+    path = write_csv(tmp_path / "t.csv", listed(tmp_path, client=lambda name, number: number % 3))
+    found = stream(path, {"count": 3}, source="columns", tasks=3)
+    assert [task.name for task in found.tasks] == ["cat", "dog", "økse"]
+    assert (found.dataset.train_clients[found.client_samples(1, 2)] == 2).all()
+    # columns are there, but nobody asks for them
+    made = stream(columns_csv(tmp_path), {"count": 4, "partition": "iid"}, tasks=3)
+    assert [task.name for task in made.tasks] == ["cat", "dog", "økse"]
+    assert [len(made.client_samples(0, client)) for client in range(4)] == [4] * 4
+
+
+def test_a_client_that_left_keeps_its_samples_for_itself(tmp_path):
+    clients = {"count": 2, "roster": {"1": "0"}}
+    found = stream(columns_csv(tmp_path), clients, source="columns", tasks=1)
+    assert len(found.client_samples(0, 1))
+    late = stream(columns_csv(tmp_path), clients, source="columns", tasks=2)
+    refused(lambda: check_clients(late), "Task 1 (second)", "none of its 1 clients")
+
+
+def test_columns_that_do_not_fit_are_one_sentence(tmp_path):
+    plain = write_csv(tmp_path / "p.csv", listed(tmp_path))
+    refused(lambda: stream(plain, source="columns"), "says nothing about tasks or clients")
+    path = columns_csv(tmp_path)
+    refused(lambda: stream(path, {"count": 1}, source="columns", tasks=2), "names client 1", "nearest valid value is 2")
+    refused(lambda: stream(path, {"count": 2}, source="columns", tasks=2, overlap=1), "stream.overlap")
+    split = {"split": lambda name, number: "train" if name == "cat" or number < 15 else "test"}
+    wrong = columns_csv(tmp_path, **split, task=lambda name, number: "a" if number < 17 and name != "cat" else "b")
+    rows = list(csv.DictReader(wrong.open(encoding="utf-8")))
+    rows[0]["split"] = "test"
+    refused(
+        lambda: stream(write_csv(wrong, rows), {"count": 2}, source="columns", tasks=2),
+        "Task 'b' tests class 'dog'",
+        "no training samples",
+    )
+
+
+def test_fewer_samples_than_clients_is_refused(tmp_path):
+    class_folders(tmp_path, per_class=4)
+    refused(lambda: check_clients(stream(tmp_path, {"count": 5}, tasks=3)), "3 training samples for 5 clients", "= 3")
+    check_clients(stream(tmp_path, {"count": 3}, tasks=3))
+
+
+# The whole way
+
+
+def test_a_new_folder_of_pictures_one_command_and_a_report(tmp_path):
+    class_folders(tmp_path / "photos", per_class=30, size=(20, 16))
+    settings = {
+        "data": {"name": "own", "source": str(tmp_path / "photos")},
+        "stream": {"tasks": 3},
+        "clients": {"count": 2},
+        "model": {"name": "small_cnn", "width": 8},
+        "train": {"rounds": 1, "epochs": 1, "augment": "standard"},
+        "run": {"threads": 1},
+    }
+    summary = fedprotip.run(settings, out=tmp_path / "run")
+    assert summary["tasks"] == 3
+    assert "own" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_lazy_files_run_too_and_twice_alike(tmp_path):
+    class_folders(tmp_path / "photos", per_class=6, size=(90, 80))
+    picture(tmp_path / "photos" / "cat" / "extra.jpg", (90, 80), "CMYK")
+    settings = {
+        "data": {"name": "own", "source": str(tmp_path / "photos"), "size": 72},
+        "stream": {"tasks": 3},
+        "clients": {"count": 2},
+        "model": {"name": "small_cnn", "width": 4},
+        "train": {"rounds": 1, "epochs": 1, "augment": "standard"},
+        "run": {"threads": 1},
+    }
+    for name in ("one", "two"):
+        fedprotip.run(settings, out=tmp_path / name)
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert first == second
