@@ -9,7 +9,19 @@ import fedprotip
 
 ROOT = Path(fedprotip.__file__).parent
 ORDER = [
-    *("errors", "settings", "seeds", "messages", "files", "runs", "subspace", "models", "stream", "capture"),
+    *(
+        "errors",
+        "tomltext",
+        "settings",
+        "seeds",
+        "messages",
+        "files",
+        "runs",
+        "subspace",
+        "models",
+        "stream",
+        "capture",
+    ),
     *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "protocols"),
     *("reproduce", "display", "data_cli", "cli"),
 ]

@@ -6,15 +6,13 @@
 Defaults are the paper's (section 6 and appendix E) wherever the paper states one.
 """
 
-import json
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator
 
+from fedprotip import tomltext
 from fedprotip.errors import UsageError, nearest
 
 
@@ -268,7 +266,7 @@ def load(
     elif isinstance(source, Mapping):
         raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
     else:
-        raw = read_toml(Path(source)) if source is not None else {}
+        raw = tomltext.read(Path(source)) if source is not None else {}
     for assignment in overrides:
         _assign(raw, assignment)
     _set_aside_foreign_options(raw, note)
@@ -285,17 +283,6 @@ def load(
     return settings
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not a text file in UTF-8.") from None
-    except (ValueError, RecursionError) as error:  # mostly TOMLDecodeError, which is a ValueError
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
-    except OSError as error:
-        raise UsageError(f"Cannot read the settings file {path}: {error.strerror}.") from None
-
-
 def to_toml(settings: Settings, documented: bool = False) -> str:
     """The settings as TOML; with `documented`, each key stands below its documentation."""
     blocks = []
@@ -305,7 +292,7 @@ def to_toml(settings: Settings, documented: bool = False) -> str:
         for key, field in type(section).model_fields.items():
             if documented:
                 lines += ["", f"# {field.description}", *_constraint_comment(field)]
-            lines.append(f"{key} = {_toml_value(getattr(section, key))}")
+            lines.append(f"{key} = {tomltext.write(getattr(section, key))}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
@@ -335,7 +322,7 @@ def _refuse_what_toml_cannot_hold(settings: Settings) -> None:
     for section in Settings.model_fields:
         for key, value in getattr(settings, section):
             try:
-                _toml_value(value).encode()
+                tomltext.write(value).encode()
             except UnicodeEncodeError:
                 raise UsageError(f"{section}.{key} = {value!r} is not text in UTF-8; rename it.") from None
 
@@ -345,20 +332,11 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
     section, _, field = key.strip().partition(".")
     if not equals or not section or not field:
         raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.rounds=5.")
-    value = _parse(text.strip())
+    value = tomltext.parse(text.strip())
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
         raise UsageError(f"{section} = {table!r} must be a table of settings.")
     table[field] = value
-
-
-def _parse(text: str) -> Any:
-    """A TOML value; anything else, dates and lines of their own included, is a string as it stands."""
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return text if len(table) > 1 or isinstance(table["value"], date | time) else table["value"]
 
 
 def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:
@@ -418,15 +396,3 @@ def _constraint_comment(field: Any) -> list[str]:
     choices = getattr(field.annotation, "__args__", ())
     literal = [c for c in choices if isinstance(c, str)]
     return [f"# one of: {', '.join(literal)}"] if literal else []
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it, TOML forbids it
-    return repr(value)

@@ -1,0 +1,43 @@
+"""TOML: reading a file, one value of it, and writing a value."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from fedprotip.errors import UsageError
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file in UTF-8.") from None
+    except (ValueError, RecursionError) as error:  # mostly TOMLDecodeError, which is a ValueError
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"Cannot read the settings file {path}: {error.strerror}.") from None
+
+
+def parse(text: str) -> Any:
+    """A TOML value; anything else, dates and lines of their own included, is a string as it stands."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return text if len(table) > 1 or isinstance(table["value"], date | time) else table["value"]
+
+
+def write(value: Any) -> str:
+    """A value as TOML text; tables and lists on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{write(str(k))} = {write(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(write(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it, TOML forbids it
+    return repr(value)
