@@ -146,14 +146,18 @@ def test_references_of_clients_that_left_are_kept_with_gaps(make):
     assert knowledge["references/counts"].tolist() == [[5, 0], [7, 9], [0, 2]]
 
 
+@pytest.mark.parametrize("merge", ["union", "energy"])
 @pytest.mark.parametrize("rule", ["mass", "energy"])
-def test_no_task_is_invisible_even_when_the_feature_space_is_full(tmp_path, rule):
-    """Four features, five tasks: later routing bases cannot be orthogonal, but none is empty."""
-    options = {"threshold": 1.0, "rank_rule": rule}
+@pytest.mark.parametrize("threshold", [0.5, 1.0])
+def test_no_task_is_invisible_even_when_the_feature_space_is_full(tmp_path, rule, merge, threshold):
+    """Four features, five tasks: later routing bases cannot be orthogonal, but none is empty or made up."""
+    options = {"threshold": threshold, "rank_rule": rule, "merge": merge}
     summary = fedprotip.run(small(stream={"tasks": 5}, model={"width": 4}, method=options), out=tmp_path / "r")
     bases = [t for n, t in tensors(tmp_path / "r", "subspaces").items() if n.startswith("routing/")]
     assert len(bases) == 5
     assert all(basis.shape[1] >= 1 for basis in bases)
+    own = tensors(tmp_path / "r", "references")["values"].diagonal(dim1=1, dim2=2)
+    assert (own > 1e-3).all()  # each task is seen by its own basis
     assert len(summary["routing"]["single_by_task"]) == 5
 
 

@@ -297,8 +297,8 @@ class FedProTIP(Method):
     def _merger(self, name: str, earlier: Tensor, task: int) -> Merger:
         if not self._by_energy(name):
             return UnionMerge(earlier, FAINT if name == ROUTING else DEPENDENT)
-        fixed = self.options.routing_rank if name == ROUTING else 0
-        return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed)
+        fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
+        return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 
     def router(self, knowledge: Knowledge) -> CosineRouter | None:
         counts, clients = knowledge["references/counts"], knowledge["references/clients"]

@@ -61,14 +61,14 @@ class EnergyMerge:
 
     Args:
         earlier: basis of the tasks before (d, R); the result (d, r) is orthogonal to it.
-        threshold, rule: as for a client; with `fixed` > 0 that many directions instead.
+        threshold, rule: as for a client, but `at_least` this many; with `fixed` > 0 that many directions instead.
 
     Never holds more than d + r_k columns.
     """
 
-    def __init__(self, earlier: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> None:
+    def __init__(self, earlier: Tensor, threshold: float, rule: RankRule, fixed: int = 0, at_least: int = 0) -> None:
         self._earlier = earlier.double()
-        self._threshold, self._rule, self._fixed = threshold, rule, fixed
+        self._threshold, self._rule, self._fixed, self._at_least = threshold, rule, fixed, at_least
         self._factor = self._earlier[:, :0]
         self._captured = self._tail = 0.0
 
@@ -89,5 +89,5 @@ class EnergyMerge:
             rank = rank_mass(sigma, self._threshold, self._tail)
         else:
             rank = rank_energy(sigma, self._captured, self._threshold, self._tail)
-        u = u[:, : min(rank, self._earlier.shape[0] - self._earlier.shape[1])]
+        u = u[:, : min(max(rank, self._at_least), self._earlier.shape[0] - self._earlier.shape[1])]
         return (orthonormalise(residual(u, self._earlier)) if u.shape[1] else u).float()
