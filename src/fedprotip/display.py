@@ -7,7 +7,7 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedprotip.errors import RunError
 
@@ -154,13 +154,12 @@ def print_protocols(console: Console, entries: list[dict[str, Any]]) -> None:
 
 
 def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: list[Path]) -> None:
-    """Our figures beside the published ones; rows that were not run are only in the files."""
-    table = Table("row", "figure", "ours", "published", "verdict")
+    """Our figures beside the published ones; rows that were not run, and the reasons, are in the files."""
+    table = Table(Column("row", overflow="fold"), "figure", "ours", "published", "verdict")
     for line in lines:
         if line["seeds"]:
             figure = " ".join(part for part in (line["metric"], line["mode"], line["part"]) if part)
-            verdict = line["verdict"] + (f" ({line['why']})" if line["why"] else "")
-            table.add_row(plain(line["row"]), figure, _stat(line["ours"]), _stat(line["paper"]), plain(verdict))
+            table.add_row(plain(line["row"]), figure, _stat(line["ours"]), _stat(line["paper"]), line["verdict"])
     console.print(table)
     console.print(f"Written: {plain(', '.join(map(str, paths)))}", soft_wrap=True)
 

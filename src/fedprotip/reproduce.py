@@ -185,7 +185,7 @@ def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str]) -> None:
         check(settings)
     plan.cells.append(cell)
     words = ["fedprotip", "reproduce", plan.protocol.name, "--scale", plan.scale, "--only", row.name]
-    sets = [word for entry in overrides for word in ("--set", entry)]
+    sets = [word for entry in overrides for word in ("--set", _portable(entry))]
     plan.commands[cell.name] = shlex.join([*words, "--seeds", str(seed + 1), *sets])
 
 
@@ -194,6 +194,13 @@ def _short(entry: str) -> str:
     key, _, value = entry.partition("=")
     text = f"{key.strip().rpartition('.')[2]}-{value.strip()}"
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in text)
+
+
+def _portable(entry: str) -> str:
+    """An assignment without the paths of one machine, as it can be published with a result."""
+    key, _, value = entry.partition("=")
+    places = {"data.root": "DATA", "model.weights": f"DATA/{PurePath(value.strip()).name}"}
+    return f"{key}={places.get(key.strip(), value)}"
 
 
 def _essence(settings: Settings) -> dict[str, Any]:
@@ -230,8 +237,11 @@ def _record(folder: Path, settings: Settings) -> dict[str, Any]:
     if (folder / "geometry.json").exists():
         geometry = run.read_json("geometry.json")
         small["geometry"] = {key: geometry[key] for key in ("rho_mean", "beta_bar")}
+    published = settings.model_dump(mode="json")
+    published["data"]["root"] = published["run"]["out"] = ""  # places on one machine
+    published["model"]["weights"] = PurePath(settings.model.weights).name
     return {
-        "settings": settings.model_dump(mode="json"),
+        "settings": published,
         "summary": small,
         "versions": run.manifest()["versions"],
         "seconds": summary["seconds"]["total"],
