@@ -210,3 +210,17 @@ def test_other_versions_are_warned_about(tmp_path):
     said = []
     fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(event.get("text", ""))])
     assert any("another version of torch" in text for text in said)
+
+
+def test_clients_without_data_are_reported_once(tmp_path, monkeypatch):
+    """150 clients share 135 samples of a class, so some have none; a resume within the task does not say it again."""
+    settings = small(clients={"count": 150, "alpha": 0.05}, stream={"tasks": 1}, train={"rounds": 2})
+    fedprotip.run(settings, out=tmp_path / "whole")
+    present = next(event["clients"] for event in results(tmp_path / "whole")["events"] if event["event"] == "round")
+    with monkeypatch.context() as patch:
+        stop_after(patch, present + 2)  # in the second round
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(settings, out=tmp_path / "r")
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+    assert [event["event"] for event in results(tmp_path / "r")["events"]].count("absent") == 1

@@ -128,7 +128,7 @@ def _paper(row: Row) -> Nested:
 
 
 def _cpu(row: Row) -> Nested:
-    """Three local epochs a task; the prefix is frozen from the start, so its output is computed once."""
+    """Three local epochs a task; the prefix is frozen from the start, as the two cores ask for."""
     budget = {"train": {"rounds": 3, "epochs": 1, "batch": 64, "lr": 0.01, "weight_decay": 5e-4}}
     if row.model == "resnet18":
         prefix = {"name": "resnet18", "stem": "stride1", "freeze": "layer2", "freeze_from": "start", "norm": "frozen"}

@@ -35,7 +35,8 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
         active = server.stream.clients(task)
         present = engine.present(active)
         before = dict(progress.seconds)
-        if absent := sorted(set(active) - set(present)):
+        absent = sorted(set(active) - set(present))
+        if absent and progress.round == 0:
             journal.event("absent", task=task, clients=absent, reason="no data of this task")
 
         for round_ in range(progress.round, settings.train.rounds):
