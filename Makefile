@@ -1,11 +1,13 @@
 # Everything runs in its own virtual environment; the only things needed are Python 3.11, make and git.
 #   make demo    set up, then FedAvg against FedProTIP on real handwritten digits, with a report
 #   make test    set up, then lint, types and the tests with coverage
-#   make test-all    the slow tests: large models, minutes each
+#   make test-all    set up with all extras, then the slow tests: large models, minutes each; optional packages
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+EXTRAS := $(VENV)/.ready-extras
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all lint format clean
 demo: $(READY)
@@ -14,7 +16,7 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --cov --cov-report=term
 
-test-all: $(READY)
+test-all: $(EXTRAS)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
@@ -32,5 +34,9 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprotip needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(EXTRAS): $(READY)
+	$(INSTALL) -e '.[dev,all]'
 	@touch $@

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedprotip.capture import _gather, _Sampler, capture, find_layers
+from fedprotip.capture import _gather, _Sampler, all_columns, capture, count_columns, find_layers
 
 SEED = (0, "capture", 0)
 
@@ -26,7 +26,7 @@ CONVOLUTIONS = [
 ]
 
 
-def all_columns(module, *batches):
+def everything(module, *batches):
     return capture(module, batches, 10**9, SEED)
 
 
@@ -36,11 +36,28 @@ def test_weight_times_columns_is_the_convolution(options):
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 8, (3, 2), bias=False, **options).double()
     images = torch.randn(3, 4, 9, 11).double()
-    columns = all_columns(nn.Sequential(conv), images)
+    columns = everything(nn.Sequential(conv), images)
     expected = conv(images)
     layers = find_layers(nn.Sequential(conv))["0.weight"]
     outputs = [layer.weight({"0.weight": conv.weight}) @ columns[layer.name] for layer in layers]
     assert torch.allclose(torch.cat(outputs), expected.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("options", [o for o in CONVOLUTIONS if "groups" not in o], ids=str)
+def test_unfolding_everything_gives_the_same_columns_in_the_same_order(options):
+    torch.manual_seed(0)
+    conv, images = nn.Conv2d(4, 8, (3, 2), **options).double(), torch.randn(3, 4, 9, 11).double()
+    columns = all_columns(conv, images)
+    assert len(columns) == count_columns(conv, images)
+    assert torch.equal(columns, everything(nn.Sequential(conv), images)["0.weight"].T)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_padding_stays_zero_beside_values_that_are_not_finite(value):
+    images = torch.zeros(1, 1, 4, 4)
+    images[0, 0, 0, 0] = value
+    columns = everything(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)), images)["0.weight"]
+    assert (~columns.isfinite()).sum() == 4  # four 3×3 windows see that pixel
 
 
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2}], ids=str)
@@ -62,8 +79,8 @@ def test_linear_with_and_without_tokens():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 3))
     flat, tokens = torch.randn(4, 6), torch.randn(4, 5, 6)
-    assert torch.equal(all_columns(module, flat)["0.weight"], flat.T)
-    assert torch.equal(all_columns(module, tokens)["0.weight"], tokens.flatten(0, 1).T)
+    assert torch.equal(everything(module, flat)["0.weight"], flat.T)
+    assert torch.equal(everything(module, tokens)["0.weight"], tokens.flatten(0, 1).T)
 
 
 class Shared(nn.Module):
@@ -81,7 +98,7 @@ class Shared(nn.Module):
 
 def test_shared_modules_and_tied_weights_see_all_their_inputs():
     module = Shared()
-    columns = all_columns(module, torch.randn(7, 4))
+    columns = everything(module, torch.randn(7, 4))
     assert {name: tuple(c.shape) for name, c in columns.items()} == {
         "twice.weight": (4, 14),
         "one.weight": (4, 14),
@@ -92,14 +109,14 @@ def test_a_layer_that_never_ran_has_no_subspace():
     """torch's attention reads its output projection without calling it: no hook fires, so no columns."""
     module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     assert "self_attn.out_proj.weight" in find_layers(module)
-    names = set(all_columns(module.train(), torch.randn(3, 5, 8)))
+    names = set(everything(module.train(), torch.randn(3, 5, 8)))
     assert names == {"linear1.weight", "linear2.weight"}
 
 
 def test_frozen_weights_are_left_out():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     module[0].weight.requires_grad_(False)
-    assert list(all_columns(module, torch.randn(3, 4))) == ["1.weight"]
+    assert list(everything(module, torch.randn(3, 4))) == ["1.weight"]
     assert len(capture(module, [torch.randn(3, 4)], 5, SEED, find_layers(module, only_trainable=False))) == 2
 
 

@@ -20,10 +20,11 @@ ORDER = [
         "subspace",
         "models",
         "stream",
+        "prefix",
         "capture",
     ),
     *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "protocols"),
-    *("reproduce", "display", "data_cli", "cli"),
+    *("reproduce", "bench", "display", "data_cli", "bench_cli", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 

@@ -165,6 +165,16 @@ def test_a_bad_message_is_refused_with_its_reason(message, reason):
         message.check("basis", SPECS)
 
 
+def test_a_rounded_basis_may_be_a_little_less_orthonormal():
+    basis = torch.linalg.qr(torch.randn(200, 80, generator=torch.Generator().manual_seed(0))).Q.bfloat16()
+    spec = {"u": Spec((200, -1), torch.bfloat16, orthonormal=True, at_most=200)}
+    Message("basis", {"u": basis}).check("basis", spec)
+    with pytest.raises(BadMessage, match="not orthonormal"):
+        Message("basis", {"u": basis.float()}).check("basis", {"u": Spec((200, -1), orthonormal=True)})
+    with pytest.raises(BadMessage, match="not orthonormal"):
+        Message("basis", {"u": basis * 1.02}).check("basis", spec)
+
+
 @pytest.mark.parametrize("value", [None, True, "5", [1], math.nan, math.inf, -math.inf, 10**400, -(10**400)])
 def test_numbers_of_the_metadata_must_be_finite(value):
     meta = {"samples": 3, "loss": 0.5} if value is None else {"samples": value, "loss": 0.5}

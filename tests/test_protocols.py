@@ -103,6 +103,11 @@ def test_digit_domains_exist_at_cpu_scale_only():
     row = protocol("table12").row("digit_domains-a0.5-fedprotip")
     assert row.why_not("cpu") == ""
     assert "'cpu' only" in row.why_not("paper")
+    wanted = row.at("cpu")
+    assert wanted["data"] == {"name": "digit_domains"}  # all images
+    assert wanted["model"] == {"name": "mlp", "width": 256, "depth": 3, "head": "per_task"}
+    assert tuple(wanted["train"][key] for key in ("rounds", "epochs", "batch", "lr")) == (10, 5, 64, 0.1)
+    assert protocol("table12").row("digit_domains-a0.5-fedprotip-t").at("cpu")["model"]["head"] == "shared"
 
 
 def test_special_rows():
@@ -114,6 +119,9 @@ def test_special_rows():
     assert batch["train"]["batch"] == batch["evaluate"]["group"] == 32
     overlap = protocol("table15").row("cifar100-a0.5-overlap2-fedprotip").at("cpu")["stream"]
     assert overlap == {"tasks": 14, "task_size": 9, "overlap": 2}
+    vit = protocol("table7").row("cifar100-a0.5-vit-fot").at("paper")["data"]
+    assert vit == {"name": "cifar100", "normalize": "half"}  # augreg weights were trained on −1…1
+    assert "normalize" not in protocol("table6").row("cifar100-a0.5-scratch-fot").at("paper")["data"]
     scratch = protocol("table6").row("cifar100-a0.5-scratch-fedprotip")
     assert scratch.at("paper")["method"]["threshold"] == 0.95
     assert not scratch.pretrained

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from fedprotip import runs
+from fedprotip import files, runs
 from fedprotip.errors import RunError, UsageError
 from fedprotip.runs import RunFolder, explained, free_path, is_run
 from tests.test_files import crash_at
@@ -447,3 +447,42 @@ def test_the_same_steps_make_the_same_bytes(tmp_path):
     make(tmp_path / "one", 3, budget=0)
     make(tmp_path / "other", 3, budget=256)
     assert tree(tmp_path / "one" / "checkpoint") == tree(tmp_path / "other" / "checkpoint")
+
+
+def test_a_group_that_nobody_touched_is_not_read_again(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "r", "")
+    store, read = run.store(256), []
+    original = files.serialise
+    monkeypatch.setattr(files, "serialise", lambda tensors: read.append(sorted(tensors)) or original(tensors))
+    still, moving = {"s": torch.ones(3)}, {"m": torch.zeros(3)}
+
+    def checkpoint(**more):
+        read.clear()
+        # other dictionaries and other views of the same memory, as a server makes them
+        kept = {"still": {"s": still["s"].detach()}, "moving": {"m": moving["m"].detach()}}
+        run.checkpoint({}, kept | more, store)
+        return RunFolder.open(tmp_path / "r").restore(run.store(256), pytest.fail)[1]
+
+    checkpoint()
+    moving["m"].add_(1)
+    assert checkpoint()["moving"]["m"].tolist() == [1, 1, 1]
+    assert read == [["m"]]
+    still["s"][1] = 5
+    assert checkpoint()["still"]["s"].tolist() == [1, 5, 1]
+    assert read == [["s"]]
+    still["s"] = still["s"].clone()  # other memory: content decides, and it is the same object
+    checkpoint()
+    assert read == [["s"]]
+    for path in run._objects.path.iterdir():
+        path.unlink()
+    assert checkpoint()["still"]["s"].tolist() == [1, 5, 1]
+    assert read == [["s"], ["m"]]
+
+
+def test_new_tensors_in_the_memory_of_old_ones_are_written(tmp_path):
+    run = RunFolder.create(tmp_path / "r", "")
+    store = run.store(256)
+    for step in range(20):
+        run.checkpoint({}, {"group": {"t": torch.full((1000,), float(step))}}, store)
+        saved = RunFolder.open(tmp_path / "r").restore(run.store(256), pytest.fail)[1]
+        assert saved["group"]["t"][0] == step

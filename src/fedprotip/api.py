@@ -23,10 +23,12 @@ from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Server, device_of
 from fedprotip.methods import create_method
 from fedprotip.models import build_network
+from fedprotip.prefix import PrefixCache
 from fedprotip.report import write_report
 from fedprotip.runs import RunFolder, explained, free_path
 from fedprotip.settings import Settings, parse_ids, to_toml
 from fedprotip.stream import build_stream, check_clients
+from fedprotip.stream.inspection import check_images
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -138,6 +140,7 @@ def check(settings: Settings) -> None:
         )
     if settings.run.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
+    check_images(stream.dataset)
 
 
 def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
@@ -150,8 +153,9 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
         networks = [build_network(initial, shape, method.routes).to(device) for _ in range(2)]
-        server = Server(settings, method, networks[0], stream)
-        engine = LocalEngine(Workspace(settings, method, networks[1], stream, store))
+        cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
+        server = Server(settings, method, networks[0], stream, cache)
+        engine = LocalEngine(Workspace(settings, method, networks[1], stream, store, cache))
         if saved:
             server.restore(*saved)
             prepare(networks[1], stream, settings.run.seed, len(networks[0].labels) - 1)
@@ -166,6 +170,7 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
                 run_tasks(server, engine, journal, probe)
             finally:
                 journal.flush()
+                cache.close()
             if probe:
                 folder.write_json("geometry.json", probe.report())
             _write_artefacts(folder, server, settings)
@@ -177,8 +182,6 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
 def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
     """The files that report, predict and export read; the manifest with their hashes comes last."""
     for group, tensors in server.tensors().items():
-        if group == "server":
-            continue  # working state, only for checkpoints
         folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None

@@ -5,15 +5,18 @@ output, before the bias, at one position. Only the sampled patches are gathered,
 numbers and never its full unfolding.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedprotip.seeds import torch_stream
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,11 @@ def find_layers(module: nn.Module, only_trainable: bool = True) -> dict[str, lis
 
 def capture(
     module: nn.Module,
-    batches: Iterable[Tensor],
+    batches: Iterable[T],
     columns: int,
     seed: tuple[int, str, *tuple[int | str, ...]],
     layers: dict[str, list[Layer]] | None = None,
+    forward: Callable[[T], object] | None = None,
 ) -> dict[str, Tensor]:
     """Input columns of every layer that ran, drawn uniformly: layer name → (d, m), m ≤ columns.
 
@@ -67,6 +71,7 @@ def capture(
         columns: m_s, columns to keep of each layer; all of them when there are fewer.
         seed: arguments of `seeds.torch_stream`; each layer draws from its own stream.
         layers: those of `find_layers` to capture; all trainable ones by default.
+        forward: runs the module on a batch; by default the module itself.
     """
     layers = find_layers(module) if layers is None else layers
     names = {id(dict(module.named_parameters())[name]): name for name in layers}
@@ -78,7 +83,7 @@ def capture(
                 handle = part.register_forward_pre_hook(samplers[name].see)
                 hooks.callback(handle.remove)
         for batch in batches:
-            module(batch)
+            (forward or module)(batch)
     captured = {}
     for name, sampler in samplers.items():
         if sampler.data is not None:
@@ -100,10 +105,11 @@ class _Sampler:
 
     def see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Forward pre-hook: offer every column of this call."""
-        total = _count(module, inputs[0])
+        total = count_columns(module, inputs[0])
         keys = torch.rand(total, generator=self.generator, dtype=torch.float64)
         kept = len(self.keys)
-        smallest = torch.cat([self.keys, keys]).argsort()[: self.wanted].sort().values
+        both = torch.cat([self.keys, keys])
+        smallest = both.topk(min(self.wanted, len(both)), largest=False, sorted=False).indices.sort().values
         old, new = smallest[smallest < kept], smallest[smallest >= kept] - kept
         fresh = _gather(module, inputs[0], new.to(inputs[0].device))
         self.data = fresh if self.data is None else torch.cat([self.data[old.to(fresh.device)], fresh])
@@ -112,32 +118,49 @@ class _Sampler:
         self.seen += total
 
 
-def _count(module: nn.Module, inputs: Tensor) -> int:
+def all_columns(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Every column of one call (n, d), numbered image by image, row by row; not for grouped convolutions."""
+    if isinstance(module, nn.Conv2d):
+        patches = F.unfold(_padded(module, inputs), module.kernel_size, module.dilation, stride=module.stride)
+        return patches.transpose(1, 2).flatten(0, 1)
+    return inputs.reshape(-1, inputs.shape[-1])
+
+
+def count_columns(module: nn.Module, inputs: Tensor) -> int:
     """Columns of one call: rows of a Linear's input, output positions of a convolution."""
     if isinstance(module, nn.Linear):
         return inputs.numel() // inputs.shape[-1]
     assert isinstance(module, nn.Conv2d)
-    rows, cols = _map_size(module, _padded(module, inputs))
+    rows, cols = _map_size(module, _sources(module, inputs))
     return len(inputs) * rows * cols
 
 
 def _gather(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen columns of one call, (n, groups, d), numbered image by image, row by row."""
+    """The chosen columns of one call, (n, groups, d), numbered as in `all_columns`."""
     if isinstance(module, nn.Linear):
         return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
     assert isinstance(module, nn.Conv2d)
-    padded = _padded(module, inputs)
-    rows, cols = _map_size(module, padded)
+    sources = _sources(module, inputs)
+    rows, cols = _map_size(module, sources)
     image, row, col = chosen // (rows * cols), chosen // cols % rows, chosen % cols
     y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
     x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
-    patches = padded[image[:, None, None], :, y[:, :, None], x[:, None, :]]  # (n, kh, kw, channels)
-    return patches.permute(0, 3, 1, 2).reshape(len(chosen), module.groups, -1)
+    source = sources[y[:, :, None], x[:, None, :]].flatten(1)  # (n, kernel positions)
+    patches = inputs.flatten(2)[image[:, None], :, source.clamp_min(0)]  # (n, kernel positions, channels)
+    patches.masked_fill_(source[:, :, None] < 0, 0)
+    return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
 
 
 def _window(position: Tensor, stride: int, dilation: int, size: int) -> Tensor:
     """Input coordinates (n, size) that a kernel reads at output positions (n,)."""
     return position[:, None] * stride + torch.arange(size, device=position.device) * dilation
+
+
+def _sources(module: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """Where each pixel of the padded input comes from: its number in the input's map, −1 where padding is zero."""
+    height, width = inputs.shape[-2:]
+    numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=inputs.device)
+    return _padded(module, numbers.view(1, 1, height, width))[0, 0].long() - 1
 
 
 def _padded(module: nn.Conv2d, inputs: Tensor) -> Tensor:
@@ -150,8 +173,9 @@ def _padded(module: nn.Conv2d, inputs: Tensor) -> Tensor:
 
 
 def _map_size(module: nn.Conv2d, padded: Tensor) -> tuple[int, int]:
+    """Output positions of a convolution along both axes."""
     rows, cols = (
-        (padded.shape[2 + axis] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
+        (padded.shape[axis - 2] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
         for axis in (0, 1)
     )
     return rows, cols

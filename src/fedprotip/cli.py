@@ -5,6 +5,7 @@ fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
+fedprotip bench --quick                                    # what it costs on this machine
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedprotip import api, cells, data_cli, display
+from fedprotip import api, bench_cli, cells, data_cli, display
 from fedprotip import reproduce as reproduction
 from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, UsageError
@@ -33,6 +34,7 @@ app = typer.Typer(
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
 app.add_typer(data_cli.app, name="data")
+app.command("bench", help=bench_cli.HELP)(bench_cli.bench)
 out, err = Console(), Console(stderr=True)
 
 Overrides = Annotated[

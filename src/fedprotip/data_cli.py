@@ -6,6 +6,7 @@ fedprotip data get cifar100 --root ~/data                  # only this verb ever
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
     for row in rows:
         table.add_row(row["name"], plain(row["needs"]), row["state"])
     out.print(table)
-    out.print(plain(f"Data root: {root or 'none; set data.root or FEDPROTIP_DATA'}"), soft_wrap=True)
+    _say(f"Data root: {root or 'none; set data.root or FEDPROTIP_DATA'}")
 
 
 @app.command()
@@ -66,7 +67,7 @@ def check(
     chosen = [f"data.name={json.dumps(source)}"]
     if source not in layouts():
         chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
-    facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]))
+    facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]), _watch)
     if as_json:
         print(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
@@ -85,7 +86,7 @@ def get(
         raise UsageError("Where to? Give --root DIR, or set the environment variable FEDPROTIP_DATA.")
     with _Bars() as shown:
         sentence = get_archive(name, root, shown.of)
-    out.print(plain(sentence), soft_wrap=True)
+    _say(sentence)
 
 
 def _row(name: str, choices: tuple[tuple[str, ...], ...], root: Path | None) -> dict[str, Any]:
@@ -102,14 +103,13 @@ def _row(name: str, choices: tuple[tuple[str, ...], ...], root: Path | None) -> 
 
 def _print_facts(facts: dict[str, Any]) -> None:
     shape = "×".join(map(str, facts["image_shape"]))
-    print_ = lambda text: out.print(plain(text), soft_wrap=True)  # noqa: E731
-    print_(f"{facts['train']:,} training and {facts['test']:,} test images of {shape}, {facts['kept']}.")
+    _say(f"{facts['train']:,} training and {facts['test']:,} test images of {shape}, {facts['kept']}.")
     classes = Table("class", "training", "test")
     for row in facts["classes"][:SHOWN]:
         classes.add_row(plain(row["name"]), str(row["train"]), str(row["test"]))
     out.print(classes)
     if len(facts["classes"]) > SHOWN:
-        print_(f"… and {len(facts['classes']) - SHOWN} further classes (--json lists all).")
+        _say(f"… and {len(facts['classes']) - SHOWN} further classes (--json lists all).")
     tasks = Table("task", "name", "classes", "training", "test", "by client")
     for row in facts["tasks"]:
         name, held = row["name"], " ".join(map(str, row["clients"].values()))
@@ -119,10 +119,19 @@ def _print_facts(facts: dict[str, Any]) -> None:
     if facts["tasks"]:
         out.print(tasks)
     for row in facts["unreadable"][:SHOWN]:
-        print_(f"unreadable: {row['path']}: {row['reason']}")
+        _say(f"unreadable: {row['path']}: {row['reason']}")
     if facts["plan"]:
-        print_(f"A run would do: {facts['plan']}")
-    print_(f"A run is refused: {facts['problem']}" if facts["problem"] else "Nothing is in the way.")
+        _say(f"A run would do: {facts['plan']}")
+    _say(f"In the way: {facts['problem']}" if facts["problem"] else "Nothing is in the way.")
+
+
+def _say(text: str) -> None:
+    out.print(plain(text), soft_wrap=True)
+
+
+def _watch(faults: Iterator[str], files: int) -> Iterator[str]:
+    """A bar over the files that are read; silent when stderr is not a terminal."""
+    return iter(bars.track(faults, "Reading images", files, console=err, transient=True, disable=not err.is_terminal))
 
 
 class _Bars:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -55,6 +56,14 @@ def size_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+Marks = list[tuple[str, int, int, torch.Size, torch.dtype]]
+
+
+def marks(tensors: Mapping[str, Tensor]) -> Marks:
+    """Recognises tensors without reading them: the same as before while they live and nobody writes to them."""
+    return [(name, t.data_ptr(), t._version, t.shape, t.dtype) for name, t in sorted(tensors.items())]
+
+
 class ObjectFolder:
     """Immutable groups of tensors, each in a file named by its hash; a second copy on demand."""
 
@@ -70,9 +79,12 @@ class ObjectFolder:
         """Store the tensors; their name. What is there already is not written again."""
         data = serialise(tensors)
         name = hash_of(data)
-        if not (self.path / name).exists():
+        if not self.has(name):
             write_atomic(self.path / name, data)
         return name
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
 
     def read(self, name: str) -> Tensors:
         return load_file(self._good(name))

@@ -208,12 +208,15 @@ def _grid(table: int, data: Piece, *axes: Piece | list[Piece], methods: Iterable
 
 
 def _digit_domains() -> list[Row]:
-    """MNIST → USPS → digits: domains that two cores can learn, beside DomainNet. The paper has no number for them."""
+    """MNIST → USPS → digits: domains that two cores can learn, beside DomainNet. The paper has no number for them.
+
+    A perceptron from scratch on all 68,643 images, some two minutes a run. 50 epochs, as the last domain has 1,352.
+    """
     settings: Nested = {
         "data": {"name": "digit_domains"},
         "stream": {"scenario": "domain", "tasks": 3},
-        "model": {"name": "small_cnn", "width": 32},
-        "train": {"rounds": 10, "lr": 0.1},
+        "model": {"name": "mlp", "width": 256, "depth": 3},
+        "train": {"rounds": 10, "epochs": 5, "lr": 0.1},
     }
     rows = _grid(0, _piece("digit_domains", settings), SPLITS, methods=("fedavg", "fot", "fedprotip"))
     return [replace(row, scales=("cpu",)) for row in rows]
@@ -226,7 +229,7 @@ HALF = _dirichlet(0.5)
 SPLITS = [_piece("iid", {"clients": {"partition": "iid"}}, partition="iid"), HALF, _dirichlet(0.2)]
 COMMON, OURS = ("fedavg", "target", "lander", "fot", "fedprotip"), ("fedprotip",)
 SCRATCH = _piece("scratch", {"model": {"weights": ""}, "method": {"threshold": 0.95}}, pretrained=False)
-VIT = _piece("vit", {"model": {"name": "vit_b16"}}, backbone="vit_b16")
+VIT = _piece("vit", {"model": {"name": "vit_b16"}, "data": {"normalize": "half"}}, backbone="vit_b16")
 ENERGY = _piece("energy", {"method": {"rank_rule": "energy", "threshold": 0.775}})  # the rule of the authors' code
 BATCHES = [_piece(f"b{b}", {"train": {"batch": b}, "evaluate": {"group": b}}, batch=b) for b in (32, 64, 128)]
 COLUMNS = [_piece(f"m{m}", {"method": {"columns": m}}, m_s=m) for m in (2048, 1024, 512)]

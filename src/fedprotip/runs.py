@@ -22,7 +22,17 @@ from typing import Any
 import torch
 
 from fedprotip.errors import RunError, UsageError
-from fedprotip.files import ClientStore, ObjectFolder, Tensors, hash_of, hash_of_file, serialise, write_atomic
+from fedprotip.files import (
+    ClientStore,
+    Marks,
+    ObjectFolder,
+    Tensors,
+    hash_of,
+    hash_of_file,
+    marks,
+    serialise,
+    write_atomic,
+)
 
 FORMAT = 1
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -58,6 +68,7 @@ class RunFolder:
         self._objects = ObjectFolder(self._checkpoints / "objects")
         self._step = 0
         self._named: dict[int, set[str]] = {}  # objects that each kept checkpoint names
+        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     @classmethod
     def create(cls, path: Path, settings_toml: str) -> "RunFolder":
@@ -166,7 +177,7 @@ class RunFolder:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
         index = {
             "state": dict(state),
-            "groups": {name: self._objects.write(tensors) for name, tensors in groups.items()},
+            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
             "clients": store.flush(),
             "logs": {log: _synced_size(self.path / log) for log in LOGS},
         }
@@ -177,6 +188,15 @@ class RunFolder:
         self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
         self._named[self._step] = names
         self._clean()
+
+    def _save(self, group: str, tensors: Tensors) -> str:
+        """The object of a group; one that nobody has written to since the last checkpoint is not even read."""
+        now, saved = marks(tensors), self._saved.get(group)
+        if saved and saved[0] == now and self._objects.has(saved[2]):
+            return saved[2]
+        name = self._objects.write(tensors)
+        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
+        return name
 
     def restore(
         self, store: ClientStore, warn: Callable[[str], None]

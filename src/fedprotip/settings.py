@@ -45,9 +45,10 @@ class DataSettings(Section):
     )
     test_limit: int = Field(0, ge=0, description="The same for test samples; 0: all.")
     seed: int = Field(0, ge=0, description="Seed of that choice: runs with another run.seed see the same samples.")
-    normalize: Literal["dataset", "none"] = Field(
+    normalize: Literal["dataset", "half", "none"] = Field(
         "dataset",
-        description="dataset: its mean and std (photographs: ImageNet's, as pretrained backbones expect); "
+        description="dataset: its mean and std (photographs: ImageNet's, as a pretrained resnet18 expects); "
+        "half: mean and std 0.5, so pixels in −1…1, as augreg weights of vit_b16 expect; "
         "none: pixels stay in 0…1, as in the authors' code for imagenet_r and domainnet.",
     )
     workers: int = Field(4, ge=1, description="Threads that decode image files; results do not depend on it.")
@@ -172,8 +173,17 @@ class TrainSettings(Section):
     augment: Literal["none", "standard"] = Field(
         "none", description="standard: random crop, flip and brightness of every training image."
     )
+    views: int = Field(
+        0,
+        ge=0,
+        description="Fixed augmented views per image, drawn once; with them a frozen prefix runs once per view. "
+        "0: a new view every time.",
+    )
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
+    )
+    wire: Literal["float32", "bf16"] = Field(
+        "float32", description="What models and bases travel as; bf16: rounded, in half the bytes."
     )
 
 
@@ -190,6 +200,12 @@ class RunSettings(Section):
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice.")
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
+    cache_mb: int = Field(
+        1024,
+        ge=0,
+        description="Outputs of a frozen prefix kept in memory (MiB), so that it runs once per image; more of them "
+        "live on disk. 0: it runs every time.",
+    )
     state_mb: int = Field(256, ge=0, description="Client state kept in memory (MiB); the rest lives on disk.")
     geometry: int = Field(
         0,

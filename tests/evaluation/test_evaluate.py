@@ -171,7 +171,7 @@ def test_agnostic_takes_the_largest_logit_of_all_heads():
         for number, head in enumerate(network.heads):
             head.weight.zero_()
             head.bias.copy_(torch.tensor([0.0, float(number == 1)]))
-    said = answer(network, found, None, 0, 5)
+    said = answer(network, found.test_batches(0, [found.tasks[0].test]), None)
     assert set(said.agnostic.tolist()) == {3}  # head 1 holds classes 2 and 3
     assert said.energies is None
     assert len(said.labels) == len(found.tasks[0].test)

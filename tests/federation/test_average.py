@@ -82,6 +82,28 @@ def test_no_client_is_no_average():
     assert average
 
 
+def test_tensors_of_any_size_and_order_find_their_place():
+    """Larger than the pieces that are added at once, of different dtypes, named in another order."""
+    generator = torch.Generator().manual_seed(0)
+    models = [
+        {
+            "large": torch.randn(3, 50_001, generator=generator),
+            "n": torch.tensor(k),
+            "half": torch.randn(7, generator=generator).bfloat16(),
+            "transposed": torch.randn(20, 10, generator=generator).T,
+        }
+        for k in range(3)
+    ]
+    average = Average()
+    for model in models:
+        average.add(model if model["n"] else dict(reversed(model.items())), 1.0)
+    result = average.result()
+    for name in ("large", "half", "transposed"):
+        expected = sum(model[name].double() for model in models) / 3
+        assert torch.equal(result[name], expected.to(result[name].dtype))
+        assert result[name].dtype == models[0][name].dtype
+
+
 def test_small_contributions_are_not_lost_among_large_ones():
     """float32 sums would lose all 1,000 of them."""
     average = Average()

@@ -9,6 +9,7 @@ from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import ClientTask, create_method
 from fedprotip.methods.fedprotip import ROUTING, SIGMA
 from fedprotip.models import build_network
+from fedprotip.prefix import PrefixCache
 from fedprotip.stream import build_stream
 from tests.small import small, tensors
 
@@ -24,12 +25,12 @@ def make(tmp_path):
         network.add_head(stream.tasks[0].classes, 0, 0)
         objects = ObjectFolder(tmp_path / "objects")
         objects.create()
-        store = ClientStore(objects, 2**20)
-        return (
-            method,
-            network,
-            lambda client, knowledge, task=0: ClientTask(client, task, network, knowledge, stream, store, seed=0),
-        )
+        store, cache = ClientStore(objects, 2**20), PrefixCache(stream, settings)
+
+        def at(client, knowledge, task=0):
+            return ClientTask(client, task, network, knowledge, stream, store, seed=0, cache=cache)
+
+        return method, network, at
 
     return build
 
@@ -69,6 +70,50 @@ def test_singular_values_travel_only_when_they_are_needed(make):
     message = method.summarise("basis", at(0, {}))
     assert not any(name.startswith(SIGMA) for name in message.tensors)
     assert message.meta == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"columns": 20}, 20),
+        ({"images": 15, "columns": 20}, 15),
+        ({"images": 25, "columns": 20, "projection": "none"}, 25),
+    ],
+)
+def test_no_more_images_than_columns_run(make, options, expected):
+    method, _, at = make(**options)
+    local = at(0, {})
+    message = method.summarise("basis", local)
+    assert local.store.get(0, "moment-0")["samples"] == expected
+    if options.get("projection") != "none":
+        assert message.tensors["1.weight"].shape[1] > 1
+
+
+def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
+    method, network, at = make()
+    names = method.summarise("basis", at(0, {})).tensors.keys()
+    knowledge = {
+        "subspaces/layers/1.weight": torch.eye(64),
+        "subspaces/ranks/1.weight": torch.tensor([64]),
+        "subspaces/layers/3.weight": torch.eye(24, 3),
+        "subspaces/ranks/3.weight": torch.tensor([3]),
+        "subspaces/routing/0000": torch.eye(24, 2),
+    }
+    captured = []
+    original = fedprotip.methods.fedprotip.capture
+    monkeypatch.setattr(
+        "fedprotip.methods.fedprotip.capture",
+        lambda *args: captured.append(original(*args)) or captured[-1],
+    )
+    network.add_head([2, 3], 0, 1)
+    message = method.summarise("basis", at(0, knowledge, 1))
+    assert [set(columns) for columns in captured] == [{"3.weight"}]
+    assert message.tensors.keys() == names
+    assert message.tensors["1.weight"].shape == (64, 0)
+    method.validate(message, network, knowledge, 1)
+    merged = method.digest("basis", iter([(0, message)]), network, knowledge, 1)
+    assert merged.tensors["1.weight"].shape == (64, 0)
+    assert (torch.eye(24, 3).T @ merged.tensors["3.weight"]).abs().max() < 1e-6
 
 
 def break_orthonormality(message):

@@ -1,10 +1,22 @@
-"""∆W·Φ = 0 over a whole task, shown on finished run folders: a run of one task, and its extension by another."""
+"""∆W·Φ = 0 over a whole task, shown on finished run folders: a run of one task, and its extension by another.
+
+And in a single round: projecting inputs does the same as projecting weights.
+"""
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import fedprotip
-from tests.small import small, tensors
+from fedprotip.capture import find_layers
+from fedprotip.federation.client import build_optimizer
+from fedprotip.methods.base import Method
+from fedprotip.methods.fedprotip import FedProTIP
+from fedprotip.methods.projection import ProjectUpdate, linear_decay
+from fedprotip.settings import TrainSettings
+from fedprotip.subspace.project import Anchored, Projector
+from tests.small import results, small, tensors
 
 OPTIMISERS = {
     "sgd": {},
@@ -84,3 +96,167 @@ def test_rounding_does_not_add_up_over_many_rounds(tmp_path):
     train = {"rounds": 100, "lr": 0.01, "epochs": 2}
     layers, _, _ = two_tasks(tmp_path / "r", train=train, method={"threshold": 0.95})
     assert all(leak(change, phi) <= 1e-5 for change, phi in layers.values())
+
+
+def test_a_layer_at_full_rank_is_left_alone_and_nothing_else_changes(tmp_path, monkeypatch):
+    """Without gradient, without traffic; every tensor of the run is as if it had been trained and pulled back."""
+
+    def trained_in_vain(method, network, knowledge, task):
+        names = Method.trainable(method, network, knowledge, task)
+        layers = {f"backbone.{layer.parameter}" for layer, _ in method.projectors(network, knowledge, task)}
+        return {name for name in names if task == 0 or name.startswith("heads.") or name in layers}
+
+    settings = small(method={"threshold": 0.99}, model=MODELS["cnn"], train=OPTIMISERS["momentum and decay"])
+    ours = fedprotip.run(settings, out=tmp_path / "ours")
+    monkeypatch.setattr(FedProTIP, "trainable", trained_in_vain)
+    plain = fedprotip.run(settings, out=tmp_path / "plain")
+    ranks = {name: basis.shape for name, basis in tensors(tmp_path / "ours", "subspaces").items()}
+    assert ranks["layers/0.weight"] == (9, 9)
+    for file in ("model", "subspaces", "references"):
+        one, other = tensors(tmp_path / "ours", file), tensors(tmp_path / "plain", file)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert ours["accuracy"] == plain["accuracy"]
+    events = [results(tmp_path / run)["events"] for run in ("ours", "plain")]
+    assert [event.get("loss") for event in events[0]] == [event.get("loss") for event in events[1]]
+
+
+@pytest.mark.parametrize("options", [{"projection": "global"}, {"project_on": "gradient"}])
+def test_a_layer_at_full_rank_still_trains_where_steps_are_not_projected(options):
+    """Its local changes matter to the other layers, although the average or the gradient is projected."""
+    method = fedprotip.methods.create_method(small(method=options))
+    network = fedprotip.models.build_network(small(), (1, 8, 8), routes=True)
+    network.add_head([0, 1], 0, 0)
+    knowledge = {"subspaces/layers/1.weight": torch.eye(64), "subspaces/ranks/1.weight": torch.tensor([64])}
+    assert "backbone.1.weight" in method.trainable(network, knowledge, 1)
+    strict = fedprotip.methods.create_method(small())
+    assert "backbone.1.weight" not in strict.trainable(network, knowledge, 1)
+
+
+# One round on one layer, in float64
+
+
+class Tokens(nn.Module):
+    """The same Linear on every token, twice: a shared module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(torch.tanh(self.layer(x.flatten(1)[:, :24].unflatten(1, (2, 12)))))).flatten(1)
+
+
+def convolution(**options):
+    """A change in place right behind the layer, as published models have it."""
+    return nn.Sequential(nn.Conv2d(3, 24, 3, **options), nn.ReLU(inplace=True), nn.Flatten())
+
+
+LAYERS = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(75, 20), nn.Tanh()),
+    "tokens": Tokens,
+    "conv": lambda: convolution(),
+    "stride": lambda: convolution(stride=2, padding=1),
+    "dilation": lambda: convolution(stride=(2, 1), dilation=(1, 2), padding=(1, 0)),
+    "reflect": lambda: convolution(stride=2, padding=1, padding_mode="reflect"),
+    "same": lambda: convolution(padding="same", dilation=2),
+}
+LINEAR = {
+    "plain": {},
+    "decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.05, "optimizer_options": {"dampening": 0.2}},
+    "nesterov": {"momentum": 0.8, "weight_decay": 0.05, "optimizer_options": {"nesterov": True}},
+}
+
+
+def one_round(make, train, share, project_inputs, batch=2, steps=6, dtype=torch.float64):
+    """Weights before and after a round, Φ, and how often a weight was pulled back."""
+    torch.manual_seed(0)
+    backbone = make().to(dtype)
+    ((layer,),) = find_layers(backbone).values()
+    phi = torch.linalg.qr(torch.randn(layer.d, max(int(share * layer.d), 1), dtype=torch.float64))[0].to(dtype)
+    weight = backbone.get_parameter(layer.parameter)
+    before = weight.detach().clone()
+    settings = TrainSettings(**{"lr": 0.05} | train)
+    optimizer = build_optimizer(settings, list(backbone.parameters()))
+    decay = linear_decay(settings) if project_inputs else None
+    pulls = 0
+    with ProjectUpdate(backbone, [(layer, Projector.outside(phi))], decay) as constraint:
+        for _ in range(steps):
+            features = backbone(torch.randn(batch, 3, 5, 5, dtype=dtype))
+            optimizer.zero_grad()
+            F.cross_entropy(features, torch.arange(batch)).backward()
+            constraint.before_step()
+            optimizer.step()
+            kept = weight.detach().clone()
+            constraint.after_step()
+            pulls += not torch.equal(kept, weight)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
+    assert weight.requires_grad
+    return before.flatten(1), weight.detach().flatten(1), phi, pulls
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+@pytest.mark.parametrize("train", LINEAR)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_projected_inputs_give_the_update_that_projected_weights_give(layer, train, share):
+    before, by_weight, phi, pulls = one_round(LAYERS[layer], LINEAR[train], share, False)
+    assert pulls == 6
+    _, by_inputs, _, pulls = one_round(LAYERS[layer], LINEAR[train], share, True)
+    assert pulls == (6 if layer == "same" else 0)  # 2·25 positions against 24 outputs
+    assert (by_weight - before).norm() > 1e-3
+    assert torch.allclose(by_inputs, by_weight, atol=1e-11)
+    assert leak(by_inputs - before, phi) <= 1e-12
+
+
+def test_the_larger_side_is_not_projected():
+    """18 positions are fewer than 24 outputs, 27 are more."""
+    assert one_round(LAYERS["conv"], {}, 0.3, True, batch=2)[3] == 0
+    assert one_round(LAYERS["conv"], {}, 0.3, True, batch=3)[3] == 6
+
+
+def test_a_round_by_inputs_leaves_no_rounding_behind():
+    """Many small steps: without the last pull, rounding would have added up to six times as much."""
+    train = {"lr": 1e-3, "momentum": 0.9}
+    before, after, phi, pulls = one_round(LAYERS["linear"], train, 0.5, True, steps=4000, dtype=torch.float32)
+    assert pulls == 0
+    assert leak(after - before, phi) <= 8e-7
+
+
+def test_grouped_convolutions_are_projected_by_their_weight():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten())
+    (layers,) = find_layers(backbone).values()
+    phi = torch.linalg.qr(torch.randn(18, 5))[0]
+    before = backbone[0].weight.detach().clone()
+    with ProjectUpdate(backbone, [(layer, Projector.outside(phi)) for layer in layers], 0.0) as constraint:
+        backbone(torch.randn(1, 4, 3, 3)).square().sum().backward()
+        with torch.no_grad():
+            backbone[0].weight -= backbone[0].weight.grad
+        constraint.after_step()
+    assert leak((backbone[0].weight.detach() - before).flatten(1), phi) <= 1e-6
+
+
+def test_a_failed_step_leaves_the_model_as_it_was_made():
+    backbone = nn.Sequential(nn.Linear(4, 8))
+    ((layer,),) = find_layers(backbone).values()
+    constraint = ProjectUpdate(backbone, [(layer, Projector.outside(torch.eye(4, 1)))], 0.0)
+    with pytest.raises(RuntimeError), constraint:
+        backbone(torch.randn(2, 5))  # a wrong width: the forward hook is never reached
+    assert backbone[0].weight.requires_grad
+    assert not backbone[0]._forward_hooks
+
+
+def test_only_sgd_is_linear_in_the_gradient():
+    assert linear_decay(TrainSettings(weight_decay=0.1)) == 0.1
+    assert linear_decay(TrainSettings(weight_decay=0.1, optimizer_options={"weight_decay": 0.2})) == 0.2
+    assert linear_decay(TrainSettings(optimizer_options={"maximize": True})) is None
+    assert linear_decay(TrainSettings(optimizer="AdamW")) is None
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_the_fixed_part_is_what_no_update_changes(share):
+    phi = torch.linalg.qr(torch.randn(10, int(10 * share), dtype=torch.float64))[0]
+    weight = torch.randn(3, 10, dtype=torch.float64)
+    anchored: Anchored = Projector.outside(phi).anchor(weight)
+    assert torch.allclose(anchored.fixed_part(), weight @ phi @ phi.T)

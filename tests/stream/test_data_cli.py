@@ -1,13 +1,16 @@
 """`fedprotip data`: list, check, get."""
 
 import hashlib
+import io
 import json
 import tarfile
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from fedprotip import data_cli
 from fedprotip.data_cli import app
 from fedprotip.errors import UsageError
 from fedprotip.stream import archives
@@ -67,12 +70,23 @@ def test_check_finds_every_unreadable_file_and_says_what_stops_a_run(tmp_path):
     assert "Unreadable files: 2" in found["problem"]
     shown = call("check", tmp_path, "--set", "stream.tasks=3")
     assert shown.exit_code == 1
-    assert "A run is refused: Unreadable files: 2" in shown.stdout
-    few = (
-        facts(tmp_path / "..", "--set", "clients.count=90") if False else facts("digits", "--set", "clients.count=900")
-    )
-    assert "900 clients" in few["problem"]
+    assert "In the way: Unreadable files: 2" in shown.stdout
+    assert f"unreadable: {broken[0]}: unknown or damaged format" in shown.stdout.replace("\n", "")
+    assert "900 clients" in facts("digits", "--set", "clients.count=900")["problem"]
     assert "stream.tasks = 11" in facts("digits", "--set", "stream.tasks=11")["problem"]
+
+
+def test_check_shows_how_far_it_is(tmp_path, monkeypatch):
+    class_folders(tmp_path, per_class=4)
+    seen = []
+    monkeypatch.setattr(data_cli, "_watch", lambda faults, files: seen.append(files) or faults)
+    assert call("check", tmp_path, "--set", "stream.tasks=3", "--set", "clients.count=2").exit_code == 0
+    assert seen == [12]
+    monkeypatch.undo()
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr(data_cli, "err", terminal)
+    assert call("check", tmp_path, "--set", "stream.tasks=3", "--set", "clients.count=2").exit_code == 0
+    assert "Reading images" in terminal.file.getvalue()
 
 
 def test_check_takes_a_name_and_many_classes(tmp_path):

@@ -55,6 +55,14 @@ def test_a_download_that_gave_up_is_continued_by_the_next_call(server, tmp_path,
     assert not (tmp_path / "a.bin.part").exists()
 
 
+def test_another_piece_than_was_asked_for_is_not_appended(server, tmp_path):
+    server["files"]["/a.bin"], server["skew"] = CONTENT, -100
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:1000])
+    download.fetch(f"{server['url']}/a.bin", tmp_path / "a.bin", SHA)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server["asked"] == ["bytes=1000-", ""]
+
+
 @pytest.mark.parametrize("left", [CONTENT, CONTENT + b"more", b"x" * 1000], ids=["whole", "too much", "another"])
 def test_what_an_earlier_download_left(server, tmp_path, left):
     server["files"]["/a.bin"] = CONTENT
@@ -115,6 +123,7 @@ def test_an_archive_is_unpacked_whole(tmp_path):
         ("data/../../outside.txt", b"x"),
         ("/tmp/outside.txt", b"x"),
         ("other/x", b"x"),
+        ("data", b"a file, not a folder"),
         ("data/link", (tarfile.SYMTYPE,)),
         ("data/hard", (tarfile.LNKTYPE,)),
         ("data/device", (tarfile.CHRTYPE,)),

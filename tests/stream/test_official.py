@@ -122,8 +122,13 @@ def test_damaged_binary_files_are_one_sentence(tmp_path):
     (folder / "train.bin").write_bytes(whole)
     (folder / "fine_label_names.txt").write_text("apple\n")
     refused("cifar100", tmp_path, "names 1 classes")
+    (folder / "fine_label_names.txt").write_bytes(b"caf\xe9\n")
+    refused("cifar100", tmp_path, "fine_label_names.txt is not text in UTF-8")
     (folder / "test.bin").unlink()
     refused("cifar100", tmp_path, "test.bin")
+    (folder / "fine_label_names.txt").write_text("\n".join(f"name_{i}" for i in range(100)))
+    (folder / "test.bin").mkdir()
+    refused("cifar100", tmp_path, "test.bin cannot be read: Is a directory")
 
 
 def test_limits_choose_by_their_seed_alone(tmp_path):
@@ -173,7 +178,10 @@ def test_imagenet_r_is_split_by_class_and_always_alike(tmp_path):
     assert data("imagenet_r", tmp_path).test_images.paths == found.test_images.paths
     batch = found.test_images[torch.tensor([0, 399])]
     assert batch.shape == (2, 3, 224, 224)
-    assert data("imagenet_r", tmp_path, size=32).train_images.shape[1:] == (3, 32, 32)
+    assert found.augmentation.resized
+    small = data("imagenet_r", tmp_path, size=32)  # in memory, where a crop cannot be cut while decoding
+    assert small.train_images.shape[1:] == (3, 32, 32)
+    assert (small.augmentation.resized, small.augmentation.pad) == (False, 4)
 
 
 @pytest.mark.parametrize("tasks", [5, 10, 20])
@@ -255,6 +263,10 @@ def test_an_incomplete_domainnet_is_one_sentence(domains, tmp_path):
     ):
         (root / "real_test.txt").write_text(change, encoding="utf-8")
         refused("domainnet", tmp_path, "real_test.txt", *words)
+    (root / "real_test.txt").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n")
+    assert len(data("domainnet", tmp_path).test_labels) == 6 * 345
+    (root / "real_test.txt").write_bytes(text.encode("latin-1"))
+    refused("domainnet", tmp_path, "real_test.txt is not text in UTF-8")
     (root / "real_test.txt").write_text(text, encoding="utf-8")
     for path in sorted(root.glob("*.txt")):
         rest = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.endswith(" 7")]
@@ -296,7 +308,7 @@ def test_wrong_digit_files_are_one_sentence(tmp_path, change, word):
     np.savez(tmp_path / "mnist.npz", **{name: array for name, array in arrays.items() if array is not None})
     refused("digit_domains", tmp_path, "mnist.npz", word)
     (tmp_path / "mnist.npz").write_bytes(b"PK nothing")
-    refused("digit_domains", tmp_path, "mnist.npz", "is not an npz file")
+    refused("digit_domains", tmp_path, "mnist.npz", "is not an npz file of plain arrays")
     (tmp_path / "mnist.npz").unlink()
     refused("digit_domains", tmp_path, "mnist.npz")
 

@@ -1,8 +1,9 @@
 """The user's own data: folders, CSV, Parquet, NPZ, with and without columns for split, task and client."""
 
 import csv
+import json
+import os
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -13,8 +14,18 @@ from fedprotip.errors import UsageError
 from fedprotip.settings import load
 from fedprotip.stream import build_stream, check_clients
 from fedprotip.stream.datasets import load_dataset
+from fedprotip.stream.datasets.own import client_ids
 from fedprotip.stream.images import FileImages
 from tests.stream.trees import class_folders, picture
+
+ON_PICTURES = [
+    word
+    for setting in (
+        "data.name=own", "stream.tasks=3", "clients.count=2", "model.name=small_cnn", "model.width=8",
+        "train.rounds=1", "train.epochs=1", "train.augment=standard", "run.threads=1",
+    )
+    for word in ("--set", setting)
+]  # fmt: skip
 
 
 def own(source, **more):
@@ -90,8 +101,10 @@ def test_large_images_stay_in_their_files(tmp_path):
 def test_other_files_and_hidden_folders_are_left_alone(tmp_path):
     class_folders(tmp_path)
     (tmp_path / "cat" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "cat" / "._000.png").write_bytes(b"what macOS leaves in archives")
     (tmp_path / ".git").mkdir()
     assert len(own(tmp_path).classes) == 3
+    assert len(own(tmp_path).train_labels) == 24
 
 
 def test_wrong_folders_are_one_sentence(tmp_path):
@@ -109,6 +122,16 @@ def test_wrong_folders_are_one_sentence(tmp_path):
     refused(lambda: own(tmp_path / "c"), "Class 'cat' has one sample")
     (tmp_path / "notes.txt").write_text("x")
     refused(lambda: own(tmp_path / "notes.txt"), "notes.txt", ".csv")
+
+
+@pytest.mark.parametrize("wrong", [b"d\xf8g", b"dog/\xf8.png"])
+def test_names_that_are_no_text_are_one_sentence(tmp_path, wrong):
+    class_folders(tmp_path)
+    try:
+        os.rename(tmp_path / ("dog/000.png" if b"/" in wrong else "dog"), os.fsencode(tmp_path) + b"/" + wrong)
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    refused(lambda: own(tmp_path), "\\udcf8", "is not text in UTF-8; rename it")
 
 
 def test_a_corrupt_image_is_named_before_anything_is_written(tmp_path):
@@ -172,32 +195,96 @@ def test_an_empty_or_unreadable_table_is_one_sentence(tmp_path):
     refused(lambda: own(path), "UTF-8")
 
 
-def test_parquet_needs_pyarrow_and_reads_the_same(tmp_path, monkeypatch):
+def test_a_table_from_a_spreadsheet(tmp_path):
+    """Byte order mark, Windows line ends, spaces after commas, blank lines, absolute paths, further columns."""
     rows = listed(tmp_path)
-    path = tmp_path / "t.parquet"
-    path.write_bytes(b"PAR1")
+    lines = [f"{row['label']}, {tmp_path / row['path']}, 7" for row in rows]
+    text = "\r\n".join(["label, path, weight", *lines[:15], "", *lines[15:], ""])
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert own(tmp_path / "t.csv").classes == ["cat", "dog", "økse"]
+    assert found_bytes(own(tmp_path / "t.csv")) == found_bytes(own(write_csv(tmp_path / "plain.csv", rows)))
+
+
+def test_a_line_with_too_many_entries_is_one_sentence(tmp_path):
+    rows = listed(tmp_path)
+    (tmp_path / "t.csv").write_text(f"path,label\n{rows[0]['path']},cat\n{rows[1]['path']},salad, green\n")
+    refused(lambda: own(tmp_path / "t.csv"), "sample 2 has more than the 2 entries")
+
+
+def test_what_is_listed_twice_is_not_both_learned_and_tested(tmp_path):
+    rows = listed(tmp_path, split=lambda name, number: "test" if number < 3 else "train")
+    twice = write_csv(tmp_path / "twice.csv", [*rows, rows[7], rows[7]])
+    assert len(own(twice).train_labels) == 23
+    leak = write_csv(tmp_path / "leak.csv", [*rows, {**rows[0], "split": "train"}])
+    refused(lambda: own(leak), "leak.csv lists", "pics/cat/000.png twice", "for training and for testing")
+
+
+def test_client_numbers_stand_and_long_ones_are_numbered():
+    assert client_ids(["7", "0", "10"]).tolist() == [7, 0, 10]
+    assert client_ids(["north", "0", "10"]).tolist() == [2, 0, 1]
+    assert client_ids(["98765432109876543210", "5", "1234567890"]).tolist() == [2, 0, 1]
+
+
+# Parquet
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    refused(lambda: own(path), "pyarrow", "pip install pyarrow")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    fake = types.SimpleNamespace(read_table=lambda path: types.SimpleNamespace(to_pydict=lambda: columns))
-    monkeypatch.setitem(sys.modules, "pyarrow", types.ModuleType("pyarrow"))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", fake)
-    assert found_bytes(own(path)) == found_bytes(own(write_csv(tmp_path / "t.csv", rows)))
-
-    def broken(path):
-        raise ValueError("Parquet magic bytes not found.\nmore")
-
-    monkeypatch.setattr(fake, "read_table", broken)
-    refused(lambda: own(path), "not a Parquet file", "magic bytes")
+    refused(lambda: own(tmp_path / "t.parquet"), "t.parquet needs pyarrow", "pip install pyarrow")
 
 
-def test_real_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+def write_parquet(path, rows):
+    import pyarrow
     from pyarrow import parquet
 
-    rows = listed(tmp_path, client=lambda name, number: number % 2)
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
-    assert set(own(tmp_path / "t.parquet").train_clients.tolist()) == {0, 1}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.slow
+def test_parquet_holds_the_same_as_csv(tmp_path):
+    rows = listed(
+        tmp_path, client=lambda name, number: number % 2, split=lambda name, number: ("train", "test")[number > 7]
+    )
+    plain = own(write_csv(tmp_path / "t.csv", rows))
+    found = own(write_parquet(tmp_path / "t.parquet", [{**row, "thumbnail": b"x" * 99} for row in rows]))
+    assert found.classes == plain.classes
+    assert found_bytes(found) == found_bytes(plain)
+    assert found.train_clients.tolist() == plain.train_clients.tolist()
+
+
+@pytest.mark.slow
+def test_parquet_with_numbers_and_gaps(tmp_path):
+    rows = listed(tmp_path, client=lambda name, number: float(number % 2))
+    for row in rows:
+        row["label"] = {"cat": 10, "dog": 9, "økse": 100}[row["label"]]
+    found = own(write_parquet(tmp_path / "t.parquet", rows))
+    assert found.classes == ["9", "10", "100"]
+    assert set(found.train_clients.tolist()) == {0, 1}
+    for missing in (None, float("nan")):
+        rows[4]["client"] = missing
+        path = write_parquet(tmp_path / "gap.parquet", rows)
+        refused(lambda path=path: own(path), "gap.parquet: sample 5 has no client")
+
+
+@pytest.mark.slow
+def test_a_damaged_parquet_is_one_sentence(tmp_path):
+    path = write_parquet(tmp_path / "t.parquet", listed(tmp_path))
+    whole = path.read_bytes()
+    for content in (b"", b"PAR1", b"no table at all", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        refused(lambda: own(path), "t.parquet is not a Parquet file")
+    refused(lambda: own(write_parquet(path, [{"file": "x", "label": "y"}])), "needs the columns path and label")
+
+
+@pytest.mark.slow
+def test_a_run_from_parquet(tmp_path, command):
+    path = write_parquet(tmp_path / "t.parquet", listed(tmp_path, client=lambda name, number: number % 2))
+    code, out, _ = command("run", *ON_PICTURES, "--set", f"data.source={path}", "--out", tmp_path / "run")
+    assert code == 0
+    assert "aware" in out
 
 
 # NPZ
@@ -246,6 +333,7 @@ def test_npz_in_one_piece_with_columns(tmp_path):
         ({"x": pixels(), "y": np.zeros(20)}, ["y must be 20 whole numbers"]),
         ({"x": pixels(), "y": np.full(20, -3)}, ["label -3", "out of range"]),
         ({"x": pixels(), "y": np.arange(20) % 2, "task": np.zeros(3)}, ["task has 3 entries"]),
+        ({"x": pixels(), "y": np.arange(20) % 2, "task": np.array(["a"] * 19 + [""])}, ["sample 20 has no task"]),
         ({"x": pixels(), "y": np.arange(20) % 2, "split": np.array(["x"] * 20)}, ["split 'x'"]),
         ({"x": pixels(0), "y": np.zeros(0, int)}, ["no samples"]),
         ({"x": pixels(), "y": np.array([object()] * 20)}, ["plain arrays"]),
@@ -263,7 +351,7 @@ def test_npz_in_one_piece_with_columns(tmp_path):
             ["differ in shape"],
         ),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_wrong_npz_is_one_sentence(tmp_path, arrays, words):
     path = npz(tmp_path / "d.npz", **arrays)
@@ -271,8 +359,15 @@ def test_wrong_npz_is_one_sentence(tmp_path, arrays, words):
 
 
 def test_a_damaged_npz_is_one_sentence(tmp_path):
-    (tmp_path / "d.npz").write_bytes(b"PK\x03\x04 and no more")
-    refused(lambda: own(tmp_path / "d.npz"), "not an npz file")
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, x=pixels() % 3, y=np.arange(20) % 2)
+    whole = path.read_bytes()
+    alone = tmp_path / "alone.npy"
+    np.save(alone, pixels())
+    flipped = whole[:60] + bytes(255 - byte for byte in whole[60:90]) + whole[90:]
+    for content in (b"PK\x03\x04 and no more", whole[:-50], flipped, alone.read_bytes(), b""):
+        path.write_bytes(content)
+        refused(lambda: own(path), "not an npz file")
 
 
 # Tasks and clients from columns
@@ -357,19 +452,15 @@ def test_fewer_samples_than_clients_is_refused(tmp_path):
 # The whole way
 
 
-def test_a_new_folder_of_pictures_one_command_and_a_report(tmp_path):
+def test_a_new_folder_of_pictures_one_command_and_a_report(tmp_path, command):
     class_folders(tmp_path / "photos", per_class=30, size=(20, 16))
-    settings = {
-        "data": {"name": "own", "source": str(tmp_path / "photos")},
-        "stream": {"tasks": 3},
-        "clients": {"count": 2},
-        "model": {"name": "small_cnn", "width": 8},
-        "train": {"rounds": 1, "epochs": 1, "augment": "standard"},
-        "run": {"threads": 1},
-    }
-    summary = fedprotip.run(settings, out=tmp_path / "run")
-    assert summary["tasks"] == 3
+    code, out, err = command(
+        "run", *ON_PICTURES, "--set", f"data.source={tmp_path / 'photos'}", "--out", tmp_path / "run"
+    )
+    assert (code, err) == (0, "")
+    assert "report.html" in out
     assert "own" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"] == 3
 
 
 def test_lazy_files_run_too_and_twice_alike(tmp_path):

@@ -1,5 +1,6 @@
 """The stream: who holds which sample of which task."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -135,6 +136,17 @@ def test_batches_are_normalised_images_with_global_labels():
     assert images.numpy() == pytest.approx((dataset.test_images[[2, 0, 7]].numpy() / 255.0 - 0.5) / 0.25, abs=1e-6)
     assert labels.tolist() == dataset.test_labels[[2, 0, 7]].tolist()
     assert found.train_batch(0, indices[:0])[0].shape == (0, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("choice", "mean", "std"), [("dataset", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), ("half", 0.5, 0.5), ("none", 0.0, 1.0)]
+)
+def test_pixels_are_normalised_as_the_weights_expect(choice, mean, std):
+    dataset = replace(made_dataset(shape=(3, 4, 4)), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    found = build_stream(load({"stream": {"tasks": 3}, "data": {"normalize": choice}}), dataset)
+    pixels = dataset.train_images[:5].numpy().transpose(0, 2, 3, 1) / 255.0
+    expected = ((pixels - mean) / std).transpose(0, 3, 1, 2)
+    assert found.train_batch(0, np.arange(5))[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
 # Domains

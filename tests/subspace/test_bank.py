@@ -79,3 +79,27 @@ def test_the_routing_bases_together_span_their_union(seed, tasks):
     assert np.abs(whole.T @ whole - np.eye(whole.shape[1])).max() < 1e-10
     expected = reference.projector_onto(torch.cat(bank.routing, dim=1).double().numpy())
     assert np.abs(whole @ whole.T - expected).max() < 1e-4
+
+
+def test_projectors_do_not_depend_on_the_one_before_and_stay_exact():
+    """Task by task over 100 tasks, from Φ to its complement to nothing: at hand or not, the same to the bit."""
+    d, bank, before = 60, SubspaceBank(), None
+    directions = basis(np.random.default_rng(5), d, d)
+    for task in range(100):
+        known = bank.basis("layer", d).shape[1]
+        bank.extend("layer", directions[:, known : known + (1 if task % 5 else 0)], task)  # some tasks add nothing
+        phi = bank.layers["layer"].double()
+        made = bank.projector("layer", before)
+        alone = bank.projector("layer")
+        assert torch.equal(made.basis, alone.basis)
+        assert made.is_complement == alone.is_complement == (2 * phi.shape[1] > d)
+        assert made.room == d - phi.shape[1]
+        dense = torch.eye(d, dtype=torch.float64) - phi @ phi.T
+        assert (made(torch.eye(d)).double() - dense).abs().max() < 1e-6
+        before = made
+    assert before.room == 0
+
+
+def test_a_small_basis_is_not_copied():
+    bank = filled(0, 3)
+    assert bank.projector("0/a.b").basis.data_ptr() == bank.layers["0/a.b"].data_ptr()

@@ -46,6 +46,15 @@ def test_complement_completes_the_basis(seed, shape):
     assert orthonormality_error(torch.cat([phi, n], dim=1)) < 1e-5
 
 
+@given(seeds, shapes, st.data())
+def test_without_further_directions(seed, shape, data):
+    g, phi = make(seed, shape)
+    first = data.draw(st.integers(0, shape[1]))
+    projector = Projector.outside(phi[:, :first]).without(phi[:, first:])
+    assert projector.room == shape[0] - shape[1]
+    assert torch.allclose(projector(g), project(g, phi), atol=1e-10)
+
+
 @pytest.mark.parametrize("r", [1, 6, 15, 20])
 def test_anchored_weight_never_leaves_the_admissible_space(r):
     rng = np.random.default_rng(r)

@@ -5,6 +5,7 @@ sample is predicted from that sample alone. batch64: the paper's protocol, one d
 test samples of one task.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedprotip.inference.route import CosineRouter, relevance
 from fedprotip.models import Network
+from fedprotip.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
@@ -50,17 +52,15 @@ class Answers:
 
 
 @torch.no_grad()
-def answer(network: Network, stream: Stream, router: CosineRouter | None, task: int, batch: int) -> Answers:
+def answer(network: Network, batches: Iterable[InputBatch], router: CosineRouter | None) -> Answers:
     """One forward pass over the test samples of a task: all that any mode needs."""
     network.eval()
     device = next(network.parameters()).device
     head_labels = [torch.tensor(labels, device=device) for labels in network.labels]
     every_label = torch.cat(head_labels)
     parts: list[tuple[Tensor, ...]] = []
-    indices = stream.tasks[task].test
-    pieces = (indices[start : start + batch] for start in range(0, len(indices), batch))
-    for images, labels in stream.test_batches(task, pieces):
-        features = network.backbone(images.to(device))
+    for inputs, labels in batches:
+        features = network.embed(inputs.to(device))
         logits = [head(features) for head in network.heads]
         by_head = torch.stack([known[z.argmax(1)] for known, z in zip(head_labels, logits, strict=True)], dim=1)
         agnostic = every_label[torch.cat(logits, dim=1).argmax(1)]
@@ -71,16 +71,24 @@ def answer(network: Network, stream: Stream, router: CosineRouter | None, task: 
 
 
 def evaluate(
-    network: Network, stream: Stream, router: CosineRouter | None, seen: int, settings: Settings
+    network: Network,
+    stream: Stream,
+    router: CosineRouter | None,
+    seen: int,
+    settings: Settings,
+    cache: PrefixCache | None = None,
 ) -> Evaluation:
     """Evaluate on tasks 0…seen, after learning task `seen`."""
+    cache, size = cache or PrefixCache(stream, settings), settings.evaluate.batch
     modes = ("aware", "agnostic", *(ROUTED if router else ()))
     result = Evaluation({mode: [] for mode in modes}, {}, {})
     if router:
         result.routing = {mode: [] for mode in ROUTED}
         result.confusion = {mode: [] for mode in ROUTED}
     for task in range(seen + 1):
-        said = answer(network, stream, router, task, settings.evaluate.batch)
+        test = stream.tasks[task].test
+        pieces = (test[start : start + size] for start in range(0, len(test), size))
+        said = answer(network, cache.test_batches(network, task, seen, pieces), router)
         right = said.by_head == said.labels[:, None]
         result.accuracy["aware"].append(_percent(right[:, network.head_of(task)]))
         result.accuracy["agnostic"].append(_percent(said.agnostic == said.labels))

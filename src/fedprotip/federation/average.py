@@ -3,37 +3,51 @@
 import torch
 from torch import Tensor
 
+PIECE = 2**16
+"""Numbers that are added at once: few enough that their float64 copy stays in the processor's cache."""
+
 
 class Average:
-    """Streaming Σ p_k W_k in float64: memory of one model, whatever the number of clients.
+    """Streaming Σ p_k W_k in one flat float64 buffer: memory of one model, whatever the number of clients.
 
     Identical models give exactly that model back. Integer buffers (counters) take the largest value.
     Add models in the order of clients: the last bits of a sum depend on the order.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._like: dict[str, Tensor] = {}  # shapes and dtypes of a model, without its numbers
+        self._sum = torch.zeros(0, dtype=torch.float64)
+        self._largest: dict[str, Tensor] = {}
         self._weight = 0.0
 
     def add(self, tensors: dict[str, Tensor], weight: float) -> None:
-        """Add a client's model with weight p_k (need not sum to one)."""
+        """Add a client's model with weight p_k (need not sum to one); every model has the same tensors."""
+        if not self._like:
+            self._like = {name: tensor.to("meta") for name, tensor in tensors.items()}
+            size = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+            self._sum = torch.full((size,), -0.0, dtype=torch.float64)  # 0.0 would turn a model's -0.0 into 0.0
         self._weight += weight
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point():
-                known = self._sums.get(name, tensor)
-                self._sums[name] = torch.maximum(known, tensor)
-            elif name in self._sums:
-                self._sums[name].add_(tensor.double(), alpha=weight)
-            else:
-                self._sums[name] = tensor.double() * weight
-            self._dtypes[name] = tensor.dtype
+        start = 0
+        for name, like in self._like.items():
+            tensor = tensors[name]
+            if not like.is_floating_point():
+                self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
+                continue
+            for piece in tensor.reshape(-1).split(PIECE):
+                self._sum[start : start + len(piece)].add_(piece, alpha=weight)
+                start += len(piece)
 
     def __bool__(self) -> bool:
         return self._weight > 0
 
     def result(self) -> dict[str, Tensor]:
-        return {
-            name: (total / self._weight).to(self._dtypes[name]) if total.is_floating_point() else total
-            for name, total in self._sums.items()
-        }
+        """The average so far, each tensor with memory of its own."""
+        average, start = dict[str, Tensor](), 0
+        for name, like in self._like.items():
+            if not like.is_floating_point():
+                average[name] = self._largest[name].clone()
+                continue
+            part = self._sum[start : start + like.numel()]
+            average[name] = (part / self._weight).to(like.dtype).view(like.shape)
+            start += like.numel()
+        return average

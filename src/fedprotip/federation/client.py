@@ -1,6 +1,7 @@
 """A client: trains on its own samples, and summarises them at the end of a task."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from inspect import signature
 from itertools import chain, count, islice
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedprotip.errors import UsageError, nearest
+from fedprotip.federation.wire import Wire
 from fedprotip.files import ClientStore
 from fedprotip.messages import Message
 from fedprotip.methods.base import ClientTask, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.models.norms import moving_norms, training_mode
+from fedprotip.prefix import PrefixCache, still_prefix
 from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.stream import Stream
@@ -24,15 +27,17 @@ class Workspace:
     """What one machine holds for the clients that live on it: a model, what is known, and their state."""
 
     def __init__(
-        self, settings: Settings, method: Method, network: Network, stream: Stream, store: ClientStore
+        self,
+        settings: Settings,
+        method: Method,
+        network: Network,
+        stream: Stream,
+        store: ClientStore,
+        cache: PrefixCache | None = None,
     ) -> None:
-        self.settings, self.method, self.network, self.stream, self.store = (
-            settings,
-            method,
-            network,
-            stream,
-            store,
-        )
+        self.settings, self.method, self.network = settings, method, network
+        self.stream, self.store = stream, store
+        self.cache = cache or PrefixCache(stream, settings, enabled=not method.sees_images)
         self.knowledge: Knowledge = {}
         self.task = -1
 
@@ -59,11 +64,12 @@ class Workspace:
         optimizer = build_optimizer(train, parameters)
         constraint = self.method.constraint(network, self.knowledge, self.task)
         losses: list[Tensor] = []
-        with ambient_stream(self.settings.run.seed, "train", self.task, round_, client):
-            training_mode(network.backbone, self.settings.model, self.task)
+        with ambient_stream(self.settings.run.seed, "train", self.task, round_, client), constraint or nullcontext():
+            still = still_prefix(network, self.settings, self.task)
+            training_mode(network.backbone, self.settings.model, self.task, still)
             batches = local_batches(samples, train, rng)
-            for images, labels in self.stream.train_batches(self.task, batches, chance):
-                loss = self.method.loss(network, images.to(device), labels.to(device), self.task)
+            for inputs, labels in self.cache.train_batches(network, self.task, batches, chance):
+                loss = self.method.loss(network, inputs.to(device), labels.to(device), self.task)
                 optimizer.zero_grad()
                 loss.backward()
                 with torch.no_grad():
@@ -74,15 +80,15 @@ class Workspace:
                         constraint.after_step()
                 losses.append(loss.detach())
         network.eval()
-        state = moving_state(network, self.settings, self.task)
+        wire = Wire(self.settings, self.method, network, self.knowledge, self.task)
         meta = {"samples": len(samples), "loss": torch.stack(losses).mean().item()}
-        return Message("model", {name: tensor.detach().cpu().clone() for name, tensor in state.items()}, meta)
+        return Message("model", wire.pack(moving_state(network, self.settings, self.task)), meta)
 
     def summarise(self, client: int, kind: str) -> Message:
         """ExtractBases and UpdateReference of Algorithm 1, or whatever else the method sends at a task's end."""
         self.network.eval()
         local = ClientTask(
-            client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed
+            client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed, self.cache
         )
         with torch.no_grad():
             return self.method.summarise(kind, local)

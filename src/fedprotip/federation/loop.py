@@ -56,7 +56,7 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
             router = server.method.router(server.knowledge) if server.method.routes else None
-            evaluation = evaluate(server.network, server.stream, router, task, settings)
+            evaluation = evaluate(server.network, server.stream, router, task, settings, server.cache)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.knowledge)
@@ -73,11 +73,11 @@ def train_round(
     average = Average()
     parcel = logged(server, journal, task, round_, lambda client: server.parcel(client, task))
     replies = engine.train(server.choose(present, task, round_), round_, parcel)
-    for _, update in valid(replies, server, journal, task, round_, lambda update: server.check_update(update, task)):
+    for _, update in valid(replies, server, journal, task, round_, server.check_update):
         average.add(update.tensors, server.weight(update))  # Eq. 6
         losses.append(update.meta["loss"])
     if average:
-        server.apply(average, task)
+        server.apply(average)
     server.progress.barren = 0 if average else server.progress.barren + 1
     loss = sum(losses) / len(losses) if losses else None
     journal.event("round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started)
@@ -93,9 +93,11 @@ def finish_task(
     reached: dict[int, int] = {}  # client → digested messages it has received
 
     def parcel(client: int) -> list[Message]:
-        news = digested[reached.get(client, 0) :]
+        lacking = server.parcel(client, task)
+        knows_all = any(message.kind == "knowledge" for message in lacking)
+        news = [] if knows_all else digested[reached.get(client, 0) :]
         reached[client] = len(digested)
-        return [*server.parcel(client, task), *news]
+        return [*lacking, *news]
 
     def check(message: Message) -> None:
         method.validate(message, server.network, server.knowledge, task)
@@ -110,8 +112,10 @@ def finish_task(
         usable = chain([first], checked)
         result = method.digest(exchange.kind, usable, server.network, server.knowledge, task)
         if result is not None:
+            server.settle()
             method.receive(server.knowledge, result, task)
             digested.append(result)
+    server.settle()
     for client, received in reached.items():
         if received == len(digested):
             server.progress.knows[str(client)] = task

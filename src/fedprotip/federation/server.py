@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedprotip.federation.average import Average
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
+from fedprotip.federation.wire import START, Wire
 from fedprotip.files import Tensors
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.base import Knowledge, Method
 from fedprotip.models import Network
+from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
@@ -25,7 +26,7 @@ class Progress:
     task: int = 0  # the task that comes next or is under way
     round: int = 0  # its rounds that are done
     version: int = 0  # how often the global model has changed
-    moved: list[list[str]] = field(default_factory=list)  # task → names of the tensors that moved in it
+    moved: list[list[str]] = field(default_factory=list)  # finished task → names of the tensors that moved in it
     sent: dict[str, list[int]] = field(default_factory=dict)  # client → [task, version] of the last model it got
     knows: dict[str, int] = field(default_factory=dict)  # client → last task whose digests it got
     barren: int = 0  # rounds in a row without a single usable update
@@ -42,20 +43,26 @@ class Progress:
 class Server:
     """Holds the global state and takes the server's steps of Algorithm 1."""
 
-    def __init__(self, settings: Settings, method: Method, network: Network, stream: Stream) -> None:
+    def __init__(
+        self, settings: Settings, method: Method, network: Network, stream: Stream, cache: PrefixCache | None = None
+    ) -> None:
         self.settings, self.method, self.network, self.stream = settings, method, network, stream
+        self.cache = cache or PrefixCache(stream, settings)
         self.knowledge: Knowledge = {}
         self.progress = Progress()
+        self.news: Tensors = {}  # what has moved in this task, in the form in which it travels
 
     def begin_task(self, task: int) -> None:
         """W^(t,0) ← W^(t−1), with the head of the new task."""
         prepare(self.network, self.stream, self.settings.run.seed, task)
         release(self.network, self.method.trainable(self.network, self.knowledge, task))
-        if len(self.progress.moved) == task:
-            self.progress.moved.append(sorted(moving_state(self.network, self.settings, task)))
-            self.method.begin_task(self.network, self.knowledge, task)
+        state = moving_state(self.network, self.settings, task)
+        self.wire = self._wire(task)
+        if not self.news:
+            self.wire.begin(state)
             for last in self.progress.sent.values():  # clients with the final model lack nothing of earlier tasks
                 last[0] = task if last[1] == self.progress.version else last[0]
+        self._specs = self.wire.specs(state)
 
     def choose(self, present: list[int], task: int, round_: int) -> list[int]:
         """The clients of a round: a share of all active ones, drawn from those that have data."""
@@ -67,26 +74,26 @@ class Server:
     def parcel(self, client: int, task: int) -> list[Message]:
         """What a client lacks of the current model and knowledge; nothing when it has all of it.
 
-        Only tensors that moved since it last received the model travel: no frozen layers, no old heads.
+        Of the model that is what it missed of earlier tasks, under start/…, so that it holds W^(t,0): only tensors
+        that moved since, no frozen layers, no old heads. And what has moved in this task.
         """
         messages = []
-        last, version = self.progress.sent.get(str(client), [None, None])
-        if version != self.progress.version:
-            state = full_state(self.network)
-            names = set(state) if last is None else set().union(*self.progress.moved[last : task + 1])
-            messages.append(_model({name: state[name] for name in state if name in names}))
-            self.progress.sent[str(client)] = [task, self.progress.version]
         if task and self.progress.knows.get(str(client), -1) < task - 1:
             shared = {name: tensor for name, tensor in self.knowledge.items() if name.startswith("subspaces/")}
             messages += [Message("knowledge", shared)] if shared else []
             self.progress.knows[str(client)] = task - 1
+        last, version = self.progress.sent.get(str(client), [None, None])
+        if version != self.progress.version:
+            before = self._before_news()
+            missed = set(before) if last is None else set().union(*self.progress.moved[last:])
+            tensors = {START + name: tensor for name, tensor in before.items() if name in missed} | self.news
+            messages.append(Message("model", {name: tensor.detach().cpu() for name, tensor in tensors.items()}))
+            self.progress.sent[str(client)] = [task, self.progress.version]
         return messages
 
-    def check_update(self, message: Message, task: int) -> None:
+    def check_update(self, message: Message) -> None:
         """Raise BadMessage unless this is a usable model from a client."""
-        state = full_state(self.network)
-        specs = {name: Spec(tuple(state[name].shape), state[name].dtype) for name in self.progress.moved[task]}
-        message.check("model", specs)
+        message.check("model", self._specs)
         message.check_numbers("samples", "loss")
         if message.meta["samples"] <= 0:
             raise BadMessage(f"samples = {message.meta['samples']} is not a positive number")
@@ -95,18 +102,26 @@ class Server:
         """p_k of Eq. 6, up to normalisation."""
         return float(update.meta["samples"]) if self.settings.train.average == "weighted" else 1.0
 
-    def apply(self, average: Average, task: int) -> None:
-        """W^(t,e) ← the average, after the method's own server step."""
-        tensors = average.result()
-        self.method.aggregate(self.network, tensors, self.knowledge, task)
-        load_state(self.network, tensors)
+    def apply(self, average: Average) -> None:
+        """W^(t,e) ← the average of what clients sent."""
+        self.news = {name: self.news.get(name, tensor).copy_(tensor) for name, tensor in average.result().items()}
+        load_state(self.network, self.wire.unpack(self.news))
         self.progress.version += 1
 
+    def settle(self) -> None:
+        """End a task: what moved in it travels as it is from now on, for its coordinates end with its bases."""
+        if len(self.progress.moved) == self.progress.task:
+            self.progress.moved.append(sorted(self.news))
+        self.news = {}
+        for name in [name for name in self.knowledge if name.startswith(START)]:
+            del self.knowledge[name]
+
     def tensors(self) -> dict[str, Tensors]:
-        """Groups of tensors for a checkpoint: the model, and each file of the knowledge."""
-        groups: dict[str, Tensors] = {"model": full_state(self.network)}
+        """Groups of tensors for a checkpoint: the model, what moved in this task, each file of the knowledge."""
+        groups: dict[str, Tensors] = {"model": self._before_news()} | ({"news": self.news} if self.news else {})
         for name, tensor in self.knowledge.items():
-            groups.setdefault(name.partition("/")[0], {})[name] = tensor
+            if not name.startswith(START):
+                groups.setdefault(name.partition("/")[0], {})[name] = tensor
         return groups
 
     def state(self) -> dict[str, Any]:
@@ -116,16 +131,25 @@ class Server:
         """Exactly the server that made the checkpoint."""
         self.progress = Progress(**state)
         for name in groups:
-            if name not in ("model", "geometry"):
+            if name not in ("model", "news", "geometry"):
                 self.knowledge.update(groups[name])
-        heads = {name.split(".")[1] for name in groups["model"] if name.startswith("heads.")}
+        model, self.news = groups["model"], groups.get("news", {})
+        heads = {name.split(".")[1] for name in [*model, *self.news] if name.startswith("heads.")}
         if heads:
             prepare(self.network, self.stream, self.settings.run.seed, len(heads) - 1)
-        load_state(self.network, groups["model"])
+        load_state(self.network, model)
+        if self.news:
+            device = next(self.network.parameters()).device
+            self.knowledge.update({START + name: model[name].to(device) for name in self.news if name in model})
+            load_state(self.network, self._wire(self.progress.task).unpack(self.news))
 
+    def _wire(self, task: int) -> Wire:
+        return Wire(self.settings, self.method, self.network, self.knowledge, task)
 
-def _model(state: dict[str, Tensor]) -> Message:
-    return Message("model", {name: tensor.detach().cpu() for name, tensor in state.items()})
+    def _before_news(self) -> Tensors:
+        """What the news do not replace: tensors that have not moved in this task, and W^(t,0) below a change."""
+        start = {name.removeprefix(START): t for name, t in self.knowledge.items() if name.startswith(START)}
+        return {name: t for name, t in full_state(self.network).items() if name not in self.news} | start
 
 
 def device_of(name: str) -> torch.device:

@@ -8,13 +8,14 @@ class Mine(Method):
         name: str = "mine"
         strength: float = Field(1.0, gt=0, description="Weight of the extra term.")
 
-    def loss(self, network, images, labels, task):
-        return super().loss(network, images, labels, task) + ...
+    def loss(self, network, inputs, labels, task):
+        return super().loss(network, inputs, labels, task) + ...
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from types import TracebackType
+from typing import ClassVar
 
 import numpy as np
 import torch.nn.functional as F
@@ -27,14 +28,17 @@ from fedprotip.inference.route import CosineRouter
 from fedprotip.messages import Message
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.steps import Inputs
+from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream import Stream
+from fedprotip.subspace.coordinates import Complement
 from fedprotip.subspace.project import Projector
 
 Knowledge = dict[str, Tensor]
 """What is known about past tasks, as named tensors, all of them in checkpoints: subspaces/… reach every client,
-subspaces/… and references/… become files of the run folder, server/… is working state of the server."""
+subspaces/… and references/… become files of the run folder, start/… is W^(t,0) of the task under way."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,16 @@ class ClientTask:
     stream: Stream
     store: ClientStore
     seed: int
+    cache: PrefixCache
 
-    def batches(self, images: int, batch: int) -> Iterator[Tensor]:
-        """Up to `images` randomly chosen training images of this client, in batches."""
+    def batches(self, images: int, batch: int) -> Iterator[Inputs]:
+        """Up to `images` randomly chosen training images of this client, in batches for `network.embed`."""
         samples = self.stream.client_samples(self.task, self.client)
         rng = numpy_stream(self.seed, "summary", self.task, self.client)
         chosen = np.sort(rng.permutation(samples)[:images])
         device = next(self.network.parameters()).device
         parts = (chosen[start : start + batch] for start in range(0, len(chosen), batch))
-        for inputs, _ in self.stream.train_batches(self.task, parts):
+        for inputs, _ in self.cache.train_batches(self.network, self.task, parts):
             yield inputs.to(device)
 
 
@@ -69,12 +74,22 @@ class Exchange:
     """Ask every active client; else only those that have data of the task."""
 
 
-class Constraint(Protocol):
-    """Runs around every optimiser step of a client; where projection lives."""
+class Constraint:
+    """Runs around every optimiser step of a client, and is a context for one round; where projection lives."""
 
-    def before_step(self) -> None: ...
+    def __enter__(self) -> "Constraint":
+        return self
 
-    def after_step(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After the last step, or when a step failed."""
+
+    def before_step(self) -> None:
+        """Gradients are there."""
+
+    def after_step(self) -> None:
+        """Weights have moved."""
 
 
 class Method:
@@ -84,6 +99,8 @@ class Method:
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     routes: ClassVar[bool] = False
     """Whether it predicts the task of a sample (modes single and batch64)."""
+    sees_images: ClassVar[bool] = False
+    """Whether `loss` needs the images themselves; then a frozen prefix runs every time."""
     protects: ClassVar[bool] = False
     """Whether it keeps updates out of subspaces (`projectors`), so that their geometry can be measured."""
     task_end: ClassVar[tuple["Exchange", ...]] = ()
@@ -118,11 +135,18 @@ class Method:
         """The layers whose updates are kept out of a subspace during a task."""
         return []
 
+    def complements(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Complement]]:
+        """The layers that travel as coordinates outside a subspace, because nothing inside it may change."""
+        return []
+
     # Client
 
-    def loss(self, network: Network, images: Tensor, labels: Tensor, task: int) -> Tensor:
-        """Cross-entropy over the current head only: old heads get no negative gradient."""
-        logits = network.logits(network.backbone(images), task)
+    def loss(self, network: Network, inputs: Inputs, labels: Tensor, task: int) -> Tensor:
+        """Cross-entropy over the current head only: old heads get no negative gradient.
+
+        `inputs` are images, or what a frozen prefix made of them; `network.embed` takes both.
+        """
+        logits = network.logits(network.embed(inputs), task)
         return F.cross_entropy(logits, network.targets(labels, task))
 
     def constraint(self, network: Network, knowledge: Knowledge, task: int) -> Constraint | None:
@@ -134,12 +158,6 @@ class Method:
         raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not make it")
 
     # Server
-
-    def begin_task(self, network: Network, knowledge: Knowledge, task: int) -> None:
-        """Before the first round of a task; `network` holds W^(t,0)."""
-
-    def aggregate(self, network: Network, average: dict[str, Tensor], knowledge: Knowledge, task: int) -> None:
-        """Turn the clients' average into the next global model; `network` still holds the one before."""
 
     def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
         """Raise BadMessage when a client's message at the end of a task must not be used."""

@@ -1,7 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
@@ -11,23 +11,26 @@ from torch import Tensor, nn
 
 from fedprotip.capture import Layer, capture, find_layers
 from fedprotip.inference.route import CosineRouter, fill_missing, reference
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Constraint, Exchange, Knowledge, Method, register
+from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.steps import Inputs
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
-from fedprotip.subspace.basis import FAINT, Core, core_basis, core_of_moment
+from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
+from fedprotip.subspace.coordinates import Complement, complement_of
 from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
-from fedprotip.subspace.project import Anchored, Projector
+from fedprotip.subspace.project import Projector
 
 ROUTING = "routing"
 """Name of the final-layer basis U_L in messages; layers of the backbone are named after their weight."""
-START = "server/start/"
-"""Prefix of W^(t,0) in the server's knowledge."""
 SIGMA = "sigma/"
 """Prefix of singular values in messages, sent only where bases are merged by energy."""
+ROUNDED = 1e-2
+"""Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
 class FedProTIPOptions(MethodSettings):
@@ -43,7 +46,9 @@ class FedProTIPOptions(MethodSettings):
         description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM).",
     )
     columns: int = Field(512, ge=1, description="m_s: sampled activation columns per layer and client.")
-    images: int = Field(1280, ge=1, description="m: images per client that activations are taken from.")
+    images: int = Field(
+        1280, ge=1, description="m: images per client that activations are taken from; never more than columns."
+    )
     projection: Literal["local", "global", "none"] = Field(
         "local", description="local: every client step (the method); global: after averaging; none."
     )
@@ -79,11 +84,18 @@ class FedProTIP(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
+        self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
+        self._known: tuple[list[tuple[Layer, Projector]], dict[str, Projector]] | None = None
 
     @property
     def options(self) -> FedProTIPOptions:
         assert isinstance(self.settings.method, FedProTIPOptions)
         return self.settings.method
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What bases travel as."""
+        return PRECISIONS[self.settings.train.wire]
 
     def threshold(self, layer: str, task: int) -> float:
         """ε_l of a layer in a task (counted from 0): the start value + 0.001 per task, at most 1."""
@@ -94,58 +106,59 @@ class FedProTIP(Method):
     # Training: Eq. 4–5
 
     def trainable(self, network: Network, knowledge: Knowledge, task: int) -> set[str]:
-        """After the first task only weights with an input subspace move, and the current head."""
-        names = super().trainable(network, knowledge, task)
-        if task == 0 or self.options.projection == "none":
+        """After the first task only weights with an input subspace move, and the current head.
+
+        Where Φ spans all inputs and every step is projected, a weight cannot move: it needs no gradient either.
+        """
+        names, options = super().trainable(network, knowledge, task), self.options
+        if task == 0 or options.projection == "none":
             return names
-        protected = {f"backbone.{layer.parameter}" for layer, _ in self.projectors(network, knowledge, task)}
+        strict = options.projection == "local" and options.project_on == "update"
+        made = self.projectors(network, knowledge, task)
+        protected = {f"backbone.{layer.parameter}" for layer, outside in made if outside.room or not strict}
         return {name for name in names if name.startswith("heads.") or name in protected}
 
     def constraint(self, network: Network, knowledge: Knowledge, task: int) -> Constraint | None:
         if task == 0 or self.options.projection != "local":
             return None
-        weights = dict(network.backbone.named_parameters())
         projectors = self.projectors(network, knowledge, task)
         if self.options.project_on == "gradient":
-            return ProjectGradient(projectors, weights)
-        return ProjectUpdate(projectors, weights)
+            return ProjectGradient(network.backbone, projectors)
+        return ProjectUpdate(network.backbone, projectors, linear_decay(self.settings.train))
 
     def projectors(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Projector]]:
-        """Eq. 4 for every layer that has a basis; made once per task."""
+        """Eq. 4 for every layer that has a basis; made once per task, from those of the task before."""
         if self._made is None or self._made[0] != task or self._made[1] is not knowledge:
-            bases = SubspaceBank.from_tensors(knowledge).layers
-            device = next(network.parameters()).device
+            follows = self._made and self._made[0] == task - 1 and self._made[1] is knowledge
+            before = {layer.name: projector for layer, projector in self._made[2]} if self._made and follows else {}
+            bank, device = SubspaceBank.from_tensors(knowledge), next(network.parameters()).device
+            bank.layers = {name: basis.to(device) for name, basis in bank.layers.items()}
             layers = [layer for group in find_layers(network.backbone, False).values() for layer in group]
-            made = [(lay, Projector.outside(bases[lay.name].to(device))) for lay in layers if lay.name in bases]
+            made = [(lay, bank.projector(lay.name, before.get(lay.name))) for lay in layers if lay.name in bank.layers]
             self._made = task, knowledge, made
         return self._made[2]
 
-    def begin_task(self, network: Network, knowledge: Knowledge, task: int) -> None:
-        """Remember W^(t,0), from which every average of the task is kept at ∆W·Φ = 0."""
-        weights = dict(network.backbone.named_parameters())
-        for layer, _ in self.projectors(network, knowledge, task) if task else []:
-            knowledge[START + layer.parameter] = weights[layer.parameter].detach().clone()
+    def complements(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Complement]]:
+        """The complement of Φ for every layer that has a basis: changes inside Φ do not occur, or are not wanted.
 
-    def aggregate(self, network: Network, average: dict[str, Tensor], knowledge: Knowledge, task: int) -> None:
-        """W^(t,e) ← W^(t,0) + P(average − W^(t,0)).
-
-        With global projection this is the projection. With local projection the clients' updates are outside
-        Φ already, and it only removes the rounding of float32, which would add up over the rounds.
+        Global projection is just this: the average of coordinates is the projected average.
         """
-        local = self.options.projection == "local" and self.options.project_on == "update"
-        if task == 0 or not (local or self.options.projection == "global"):
-            return
-        for layer, projector in self.projectors(network, knowledge, task):
-            start = layer.weight({layer.parameter: knowledge[START + layer.parameter]}).to(projector.basis)
-            view = layer.weight({layer.parameter: average[f"backbone.{layer.parameter}"]})
-            weight = view.to(projector.basis)
-            projector.anchor(start).pull_back_(weight)
-            view.copy_(weight)
+        options = self.options
+        escapes = options.projection == "local" and options.project_on == "gradient"  # decay acts inside Φ too
+        if task == 0 or options.projection == "none" or escapes:
+            return []
+        projectors = self.projectors(network, knowledge, task)
+        if self._outside is None or self._outside[0] is not projectors:
+            self._outside = projectors, [(layer, complement_of(projector)) for layer, projector in projectors]
+        return self._outside[1]
 
     def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
-        """Append Φ^(t) of every layer and U_L^(t)."""
+        """Append Φ^(t) of every layer and U_L^(t); what was rounded on its way is made orthonormal again."""
         bank = SubspaceBank.from_tensors(knowledge)
         for name, basis in message.tensors.items():
+            if basis.dtype != torch.float32:
+                earlier = basis[:, :0] if name == ROUTING else bank.basis(name, len(basis))
+                basis = orthonormalise(residual(basis, earlier)).float()
             if name == ROUTING:
                 bank.routing.append(basis)
             else:
@@ -159,53 +172,60 @@ class FedProTIP(Method):
 
     def _extract(self, local: ClientTask) -> Message:
         """Core bases of every layer; the second moment of the final features stays with the client."""
-        bank, options, features = (
-            SubspaceBank.from_tensors(local.knowledge),
-            self.options,
-            local.network.features,
-        )
-        columns, moment, samples = self._observe(local)
+        options, earlier = self.options, self._earlier(local.network, local.knowledge, local.task)
+        columns, moment, samples = self._observe(local, earlier)
         local.store.put(local.client, f"moment-{local.task}", {"moment": moment, "samples": torch.tensor(samples)})
-        cores = {
-            name: core_basis(a.cpu(), bank.basis(name, len(a)), self.threshold(name, local.task), options.rank_rule)
-            for name, a in columns.items()
-        }
-        cores[ROUTING] = core_of_moment(
-            moment,
-            bank.routed(features),
-            self.threshold(ROUTING, local.task),
-            options.rank_rule,
-            options.routing_rank,
-        )
-        tensors = {name: core.basis for name, core in cores.items()}
+        cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in earlier.items()}
+        for name, a in columns.items():
+            threshold = self.threshold(name, local.task)
+            cores[name] = core_basis(a.cpu(), earlier.get(name, a[:, :0].cpu()), threshold, options.rank_rule)
+        threshold = self.threshold(ROUTING, local.task)
+        cores[ROUTING] = core_of_moment(moment, earlier[ROUTING], threshold, options.rank_rule, options.routing_rank)
+        tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
         tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
         rest = {name: [core.captured, core.tail] for name, core in weighed.items()}
         return Message("basis", tensors, {"rest": rest} if rest else {})
 
-    def _observe(self, local: ClientTask) -> tuple[dict[str, Tensor], Tensor, int]:
-        """One pass over m images: sampled columns of the layers; Σ aaᵀ of the final features, and how many."""
-        backbone, features = local.network.backbone, local.network.features
+    def _earlier(self, network: Network, knowledge: Knowledge, task: int) -> dict[str, Projector]:
+        """What earlier tasks hold of every layer and of the final features; on the CPU, where bases are made."""
+        projectors = self.projectors(network, knowledge, task)
+        if self._known is None or self._known[0] is not projectors:
+            known = {layer.name: Projector(p.basis.cpu(), p.is_complement) for layer, p in projectors}
+            known[ROUTING] = Projector.outside(SubspaceBank.from_tensors(knowledge).routed(network.features))
+            self._known = projectors, known
+        return self._known[1]
+
+    def _observe(self, local: ClientTask, earlier: dict[str, Projector]) -> tuple[dict[str, Tensor], Tensor, int]:
+        """One pass over m images: sampled columns of the layers; Σ aaᵀ of the final features, and how many.
+
+        With m_s columns a layer takes no more than m_s images: then even a 1×1 map gives that many, and larger
+        maps are sampled from so many different images that more would not make the bases better.
+        """
+        network, features = local.network, local.network.features
         moment, samples = torch.zeros(features, features, dtype=torch.float64), 0
 
-        def remember(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def embed(batch: Inputs) -> None:
             nonlocal samples
+            output = network.embed(batch).double()
             samples += len(output)
-            moment.add_((output.double().T @ output.double()).cpu())
+            moment.add_((output.T @ output).cpu())
 
-        handle = backbone.register_forward_hook(remember)
-        try:
-            batches = local.batches(self.options.images, self.settings.evaluate.batch)
-            if self.options.projection == "none":  # only routing needs a basis
-                for batch in batches:
-                    backbone(batch)
-                return {}, moment, samples
-            seed = (local.seed, "columns", local.task, local.client)
-            frozen = frozen_prefixes(self.settings.model, local.task + 1)  # needs no protection from later tasks
-            layers = {n: ls for n, ls in find_layers(backbone).items() if not n.startswith(frozen)}
-            return capture(backbone, batches, self.options.columns, seed, layers), moment, samples
-        finally:
-            handle.remove()
+        options, size = self.options, self.settings.evaluate.batch
+        if options.projection == "none":  # only routing needs a basis
+            for batch in local.batches(options.images, size):
+                embed(batch)
+            return {}, moment, samples
+        batches = local.batches(min(options.images, options.columns), size)
+        seed = (local.seed, "columns", local.task, local.client)
+        frozen = frozen_prefixes(self.settings.model, local.task + 1)  # needs no protection from later tasks
+        full = {name for name, projector in earlier.items() if not projector.room}
+        layers = {
+            name: group
+            for name, group in find_layers(network.backbone, False).items()
+            if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
+        }
+        return capture(network.backbone, batches, options.columns, seed, layers, embed), moment, samples
 
     def _refer(self, local: ClientTask) -> Message:
         """Eq. 11 for every task this client has seen, against the global bases of all tasks so far."""
@@ -233,8 +253,8 @@ class FedProTIP(Method):
         names = {name for name in message.tensors if not name.startswith(SIGMA) and name != ROUTING}
         if not names <= layers.keys() or (bank.layers and names != bank.layers.keys()):
             raise BadMessage(f"bases of {sorted(names)} came, expected {sorted(bank.layers or layers)}")
-        specs = {name: Spec((layers[name], -1), orthonormal=True, at_most=layers[name]) for name in names}
-        specs[ROUTING] = Spec((features, -1), orthonormal=True, at_most=features)
+        widths = {name: layers[name] for name in names} | {ROUTING: features}
+        specs = {name: Spec((d, -1), self.precision, orthonormal=True, at_most=d) for name, d in widths.items()}
         ranks = {name: message.tensors[name].shape[1] for name in specs if name in message.tensors}
         specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
         message.check("basis", specs)
@@ -261,8 +281,9 @@ class FedProTIP(Method):
         self, replies: Iterable[tuple[int, Message]], network: Network, knowledge: Knowledge, task: int
     ) -> Message:
         """Eq. 10 for every layer, one client after another."""
-        bank, nothing = SubspaceBank.from_tensors(knowledge), torch.zeros(network.features, 0)
-        mergers = {ROUTING: self._merger(ROUTING, bank.routed(network.features), task)}
+        earlier = self._earlier(network, knowledge, task)
+        mergers = {ROUTING: self._merger(ROUTING, earlier[ROUTING], task)}
+        nothing = torch.zeros(network.features, 0)
         inside = self._merger(ROUTING, nothing, task)  # for a task whose features lie in the earlier bases
         for _, message in replies:
             rest = message.meta.get("rest", {})
@@ -272,7 +293,7 @@ class FedProTIP(Method):
                 sigma = message.tensors.get(SIGMA + name, torch.zeros(basis.shape[1]))
                 core = Core(basis, sigma.double(), *rest.get(name, (0.0, 0.0)))
                 if name not in mergers:
-                    mergers[name] = self._merger(name, bank.basis(name, len(basis)), task)
+                    mergers[name] = self._merger(name, earlier.get(name, torch.zeros(len(basis), 0)), task)
                 mergers[name].add(core)
                 if name == ROUTING:
                     inside.add(core)
@@ -281,7 +302,7 @@ class FedProTIP(Method):
             merged[ROUTING] = inside.result()
         if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
             merged[ROUTING] = torch.eye(network.features, 1)
-        return Message("basis", merged)
+        return Message("basis", {name: basis.to(self.precision) for name, basis in merged.items()})
 
     def _check_energies(self, name: str, message: Message) -> None:
         """Singular values, captured energy and tail of a basis must be finite and not negative."""
@@ -294,9 +315,10 @@ class FedProTIP(Method):
     def _by_energy(self, name: str) -> bool:
         return self.options.merge == "energy" or (name == ROUTING and self.options.routing_rank > 0)
 
-    def _merger(self, name: str, earlier: Tensor, task: int) -> Merger:
+    def _merger(self, name: str, earlier: Earlier, task: int) -> Merger:
         if not self._by_energy(name):
-            return UnionMerge(earlier, FAINT if name == ROUTING else DEPENDENT)
+            rounded = 0.0 if self.precision == torch.float32 else ROUNDED
+            return UnionMerge(earlier, max(FAINT if name == ROUTING else DEPENDENT, rounded))
         fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 
@@ -314,43 +336,6 @@ class FedProTIP(Method):
         if bank.routing:
             shapes[ROUTING] = bank.routed(len(bank.routing[0])).shape
         return {name: shape[1] for name, shape in shapes.items()}, {name: shape[0] for name, shape in shapes.items()}
-
-
-class ProjectUpdate:
-    """Projection last: whatever the optimiser did, the whole step stays outside Φ (Eq. 5)."""
-
-    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: Mapping[str, Tensor]) -> None:
-        self._anchored: list[tuple[Anchored, Tensor]] = []
-        for layer, projector in projectors:
-            weight = layer.weight({layer.parameter: weights[layer.parameter].detach()})
-            self._anchored.append((projector.anchor(weight), weight))
-
-    def before_step(self) -> None:
-        """Nothing: the optimiser sees the plain gradient."""
-
-    def after_step(self) -> None:
-        for anchored, weight in self._anchored:
-            anchored.pull_back_(weight)
-
-
-class ProjectGradient:
-    """Projection of the gradient only, as in published code: decay and momentum escape it.
-
-    Unlike there, biases and norm layers stay frozen, so decay does not act on them.
-    """
-
-    def __init__(self, projectors: list[tuple[Layer, Projector]], weights: Mapping[str, Tensor]) -> None:
-        self._projectors, self._weights = projectors, weights
-
-    def before_step(self) -> None:
-        for layer, projector in self._projectors:
-            gradient = self._weights[layer.parameter].grad
-            if gradient is not None:
-                view = layer.weight({layer.parameter: gradient})
-                view.copy_(projector(view))
-
-    def after_step(self) -> None:
-        """Nothing: what the optimiser adds stays."""
 
 
 def _collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> Knowledge:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedprotip.errors import UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
+from fedprotip.models.steps import Hidden, Inputs, run_steps
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import ModelSettings, Settings, declare
@@ -76,9 +77,15 @@ class Network(nn.Module):
             raise ValueError(f"a label is not among those of task {task}: {self.labels[self.head_of(task)]}")
         return match.int().argmax(1)
 
+    def embed(self, inputs: Inputs) -> Tensor:
+        """Features (n, d) of images, or of what a frozen prefix has made of them already."""
+        if isinstance(inputs, Hidden):
+            return run_steps(self.backbone, inputs.values, inputs.steps)
+        return self.backbone(inputs)
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits of all heads, one after another (n, ΣC_t)."""
-        features = self.backbone(images)
+        features = self.embed(images)
         return torch.cat([head(features) for head in self.heads], dim=1)
 
 

@@ -6,13 +6,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.steps import steps_of
 from fedprotip.settings import ModelSettings
 
 
-def training_mode(backbone: nn.Module, settings: ModelSettings, task: int) -> None:
+def training_mode(backbone: nn.Module, settings: ModelSettings, task: int, still: int = 0) -> None:
     """Put the backbone into training mode, except its frozen part and norm layers whose statistics stand still.
 
     So the output of the frozen part is the same in training and in evaluation: no dropout, no batch statistics.
+
+    Args:
+        still: further steps at the beginning that cannot move (`steps.still_steps`), also left in evaluation mode.
     """
     frozen = frozen_prefixes(settings, task)
     for name, module in backbone.named_modules():
@@ -20,6 +24,9 @@ def training_mode(backbone: nn.Module, settings: ModelSettings, task: int) -> No
     moving = set(moving_norms(backbone, settings, task))
     for name, norm in _norms(backbone):
         norm.train(name in moving)
+    for step in steps_of(backbone)[:still]:
+        for module in step.modules:
+            module.eval()
 
 
 def moving_norms(backbone: nn.Module, settings: ModelSettings, task: int) -> list[str]:

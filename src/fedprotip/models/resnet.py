@@ -8,6 +8,7 @@ With the `cifar` stem a checkpoint's 7×7 kernel has no place: conv1 keeps its r
 from torch import Tensor, nn
 
 from fedprotip.models.heads import register
+from fedprotip.models.steps import Step
 from fedprotip.settings import ModelSettings
 
 
@@ -51,9 +52,26 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.avgpool(x).flatten(1)
+        for step in self.steps():
+            x = step.run(x)
+        return x
+
+    def steps(self) -> list[Step]:
+        """The stem, each block, the pooling."""
+        layers = {f"layer{stage}": self.get_submodule(f"layer{stage}") for stage in range(1, 5)}
+        blocks = [
+            Step((f"{name}.{index}.",), (block,), block)
+            for name, layer in layers.items()
+            for index, block in layer.named_children()
+        ]
+        return [
+            Step(("conv1.", "bn1."), (self.conv1, self.bn1), self._stem),
+            *blocks,
+            Step((), (self.avgpool,), lambda x: self.avgpool(x).flatten(1)),
+        ]
+
+    def _stem(self, images: Tensor) -> Tensor:
+        return self.maxpool(self.relu(self.bn1(self.conv1(images))))
 
     def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of a file; its conv1 gives way to the random one where the kernels differ in size."""

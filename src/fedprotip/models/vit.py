@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedprotip.errors import UsageError
 from fedprotip.models.freeze import Stages
 from fedprotip.models.heads import register
+from fedprotip.models.steps import Step
 from fedprotip.settings import ModelSettings
 
 HEAD = 64
@@ -95,11 +96,25 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
+        x = images
+        for step in self.steps():
+            x = step.run(x)
+        return x
+
+    def steps(self) -> list[Step]:
+        """The tokens, each block, the class token."""
+        blocks = [Step((f"blocks.{index}.",), (block,), block) for index, block in self.blocks.named_children()]
+        return [
+            Step(("cls_token", "pos_embed", "patch_embed."), (self.patch_embed,), self._tokens),
+            *blocks,
+            Step(("norm.",), (self.norm,), lambda x: self.norm(x)[:, 0]),
+        ]
+
+    def _tokens(self, images: Tensor) -> Tensor:
         if images.shape[2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         patches = self.patch_embed(images)
-        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
-        return self.norm(self.blocks(x))[:, 0]
+        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
 
     def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of a file; position embeddings of another square grid are resampled (bicubic) to this one."""

@@ -94,13 +94,13 @@ def accuracy_bars(outcome: Outcome) -> Figure:
     if printed:
         heights, values = zip(*printed, strict=True)
         axes.plot(values, heights, "D", color="black", markersize=4, label="paper")
-    axes.set_yticks(list(rows.values()), list(rows))
+    axes.set_yticks(list(rows.values()), [row.replace("+", "\n+") for row in rows])
     axes.tick_params(axis="y", length=0, labelsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, 103)
     axes.set_xlabel(f"accuracy (%), {outcome.scale} scale")
     axes.grid(axis="x")
-    style.legend_above(axes, 5)
+    figure.legend(loc="outside upper center", ncols=5, handlelength=1.6, columnspacing=1.2)
     return figure
 
 

@@ -1,5 +1,5 @@
 """Dataset → tasks → clients. Only indices: no sample is copied per task or client."""
 
-from fedprotip.stream.stream import Stream, Task, build_stream, check_clients
+from fedprotip.stream.stream import Batch, Stream, Task, build_stream, check_clients
 
-__all__ = ["Stream", "Task", "build_stream", "check_clients"]
+__all__ = ["Batch", "Stream", "Task", "build_stream", "check_clients"]

@@ -58,8 +58,8 @@ def unpack(archive: Path, folder: Path, name: str) -> Path:
         with tarfile.open(archive) as tar:
             for member in tar:
                 path = Path(member.name)
-                inside = path.parts and path.parts[0] == name and ".." not in path.parts and not path.is_absolute()
-                if not inside or not (member.isfile() or member.isdir()):
+                inside = path.parts[:1] == (name,) and ".." not in path.parts
+                if not inside or not (member.isdir() or (member.isfile() and len(path.parts) > 1)):
                     raise RunError(
                         f"{archive} holds {member.name!r}, which does not belong there; nothing is unpacked."
                     )
@@ -93,9 +93,11 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
         part.unlink()
         raise http.client.HTTPException("another file than before") from None
     with answer:
-        span = answer.headers.get("Content-Range", "")
-        if answer.status != 206 or not span.startswith(f"bytes {done}-"):
+        if answer.status != 206:
             done = 0
+        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+            part.unlink(missing_ok=True)
+            raise http.client.HTTPException("another piece than was asked for")
         length = _length(answer.headers.get("Content-Length", ""))
         with part.open("ab" if done else "wb") as file:
             _copy(answer, file, done, done + length if length else 0, progress)

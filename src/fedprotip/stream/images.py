@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -80,11 +81,9 @@ class FileImages:
 
         return collect
 
-    def unreadable(self) -> Iterator[tuple[str, str]]:
-        """Path and reason of every file that cannot be decoded; reads them all."""
-        for path, reason in zip(self.paths, _pool(self.workers).map(why_unreadable, self.paths), strict=True):
-            if reason:
-                yield path, reason
+    def faults(self) -> Iterator[str]:
+        """Of every file why it cannot be decoded, empty if it can; reads them all."""
+        return _pool(self.workers).map(why_unreadable, self.paths)
 
     def _decode(self, path: str, crop: Crop | None) -> np.ndarray:
         image = open_rgb(path)
@@ -96,6 +95,11 @@ class FileImages:
 
 Images = Tensor | FileImages
 """In memory: uint8 (n, c, h, w). In files: the same, decoded when indexed."""
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is taken for an image, by its name; hidden ones (macOS leaves ._photo.jpg) are not."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def photos(paths: list[str], size: int, workers: int) -> FileImages:
@@ -116,24 +120,20 @@ def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
 def open_rgb(path: str) -> Image.Image:
     """A decoded RGB image, turned as its EXIF says, from grey, palette, CMYK or 16 bits; else a UsageError."""
     try:
-        with Image.open(path) as image:
-            image.load()
-            turn = TURNS.get(_orientation(image))
-            rgb = _to_rgb(image)
-            return rgb.transpose(turn) if turn is not None else rgb
+        return _open(path)
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise UsageError(
-            f"{path} cannot be read as an image ({_reason(error)}); mend or remove it "
-            "(fedprotip data check finds all such files)."
+            f"{path} cannot be read as an image ({_reason(error)}); mend it and run or resume again, "
+            "or start anew without it (fedprotip data check finds all such files)."
         ) from None
 
 
 def why_unreadable(path: str) -> str:
     """Empty when the file can be decoded, else why not."""
     try:
-        open_rgb(path)
-    except UsageError as error:
-        return str(error).removeprefix(f"{path} ").split(";")[0]
+        _open(path)
+    except Exception as error:
+        return _reason(error)
     return ""
 
 
@@ -163,6 +163,14 @@ def _planes(image: Image.Image) -> np.ndarray:
     return np.asarray(image).transpose(2, 0, 1).copy()
 
 
+def _open(path: str) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        turn = TURNS.get(_orientation(image))
+        rgb = _to_rgb(image)
+        return rgb.transpose(turn) if turn is not None else rgb
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
@@ -188,6 +196,7 @@ def _reason(error: Exception) -> str:
 
 @lru_cache(maxsize=4)
 def _pool(workers: int) -> ThreadPoolExecutor:
+    Image.init()  # Pillow looks for further formats at the first unknown file, and threads would race for them
     return ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
 

@@ -1,32 +1,48 @@
 """What a source holds and what a run would make of it, without running: the facts behind `fedprotip data check`."""
 
+import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from fedprotip.errors import FedprotipError
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import SMALL, Dataset, index_dataset
-from fedprotip.stream.images import FileImages
+from fedprotip.stream.images import FileImages, open_rgb
 from fedprotip.stream.stream import Stream, build_stream, check_clients
 
 LISTED = 1000
 """Unreadable files that are named; a source with more has another problem."""
+CHECKED = 256 << 20
+"""Bytes of image files that are all decoded before a run, which takes some seconds."""
+
+Watch = Callable[[Iterator[str], int], Iterator[str]]
+"""Passes on what it is given, one for each of so many files, and shows how far it is."""
 
 
-def inspect_data(settings: Settings) -> dict[str, Any]:
+def check_images(dataset: Dataset) -> None:
+    """Refuse a damaged image before the run. In a source too large for that it stops the run when it is read."""
+    files = _files(dataset)
+    if sum(os.path.getsize(path) for images in files for path in images.paths) > CHECKED:
+        return
+    for images in files:
+        for path, fault in zip(images.paths, images.faults(), strict=True):
+            if fault:
+                open_rgb(path)  # says so
+
+
+def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults) -> dict[str, Any]:
     """Counts per class, task and client, unreadable files, and the run in a sentence, as plain JSON values.
 
-    A source that cannot be read at all is an error; `problem` says why a run would be refused.
+    A source that cannot be read at all is an error; `problem` says what is in the way of a run.
     """
     dataset = replace(index_dataset(settings.data), size=settings.data.size)
-    unreadable = [
-        {"path": path, "reason": reason}
-        for images in (dataset.train_images, dataset.test_images)
-        if isinstance(images, FileImages)
-        for path, reason in islice(images.unreadable(), LISTED)
-    ]
+    paths = [path for images in _files(dataset) for path in images.paths]
+    faults = watch(chain.from_iterable(images.faults() for images in _files(dataset)), len(paths))
+    broken = ({"path": path, "reason": fault} for path, fault in zip(paths, faults, strict=True) if fault)
+    unreadable = list(islice(broken, LISTED))
     facts: dict[str, Any] = {
         "data": settings.data.name,
         "source": settings.data.source or settings.data.root,
@@ -48,6 +64,11 @@ def inspect_data(settings: Settings) -> dict[str, Any]:
     except FedprotipError as error:
         facts["problem"] = facts["problem"] or str(error)
     return facts
+
+
+def _files(dataset: Dataset) -> list[FileImages]:
+    """The images that are still in files."""
+    return [images for images in (dataset.train_images, dataset.test_images) if isinstance(images, FileImages)]
 
 
 def _kept(dataset: Dataset) -> str:

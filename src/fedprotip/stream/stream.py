@@ -15,7 +15,7 @@ from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
 from fedprotip.stream.partition import split_columns, split_dirichlet, split_iid
 from fedprotip.stream.tasks import class_tasks, ordered
-from fedprotip.stream.transforms import augment, draw, enlarge
+from fedprotip.stream.transforms import Draws, augment, draw, enlarge
 
 Batch = tuple[Tensor, Tensor]
 """Normalised images (n, c, h, w) and global labels (n,)."""
@@ -39,10 +39,10 @@ class Stream:
         self.dataset = dataset
         self.tasks = tasks
         self._settings = settings
-        plain = settings.data.normalize == "none"
-        self._mean = torch.tensor((0.0,) if plain else dataset.mean).view(1, -1, 1, 1)
-        self._std = torch.tensor((1.0,) if plain else dataset.std).view(1, -1, 1, 1)
+        scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
+        self._mean, self._std = (torch.tensor(x).view(1, -1, 1, 1) for x in scales[settings.data.normalize])
         self._shares = lru_cache(maxsize=2)(self._partition)
+        self._views = lru_cache(maxsize=1)(self._draw_views)
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""
@@ -54,14 +54,25 @@ class Stream:
 
     def train_batch(self, task: int, indices: np.ndarray, generator: torch.Generator | None = None) -> Batch:
         """Training samples; with a generator they are augmented as `train.augment` asks."""
-        return self._request(task, self.dataset.train_images, self.dataset.train_labels, indices, generator)()
+        return next(self.train_batches(task, [indices], generator))
 
     def train_batches(
         self, task: int, batches: Iterable[np.ndarray], generator: torch.Generator | None = None
     ) -> Iterator[Batch]:
         """The same batch after batch, and while one is used the image files of the next are decoded."""
         images, labels = self.dataset.train_images, self.dataset.train_labels
-        return ahead(self._request(task, images, labels, indices, generator) for indices in batches)
+        chance = generator if self._settings.train.augment == "standard" else None
+        return ahead(
+            self._request(task, images, labels, indices, draw(len(indices), chance) if chance else None)
+            for indices in batches
+        )
+
+    def view_batches(self, task: int, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[Batch]:
+        """Training samples in fixed augmented views (`train.views`): batches of (samples, which view of each)."""
+        images, labels, everyone = self.dataset.train_images, self.dataset.train_labels, self.tasks[task].train
+        draws = self._views(task)
+        for_batch = ((s, torch.from_numpy(np.searchsorted(everyone, s) + len(everyone) * v)) for s, v in batches)
+        return ahead(self._request(task, images, labels, samples, draws[rows]) for samples, rows in for_batch)
 
     def test_batch(self, task: int, indices: np.ndarray) -> Batch:
         return self._request(task, self.dataset.test_images, self.dataset.test_labels, indices)()
@@ -76,11 +87,10 @@ class Stream:
         images: Images,
         labels: Tensor,
         indices: np.ndarray,
-        generator: torch.Generator | None = None,
+        draws: Draws | None = None,
     ) -> Callable[[], Batch]:
-        """Start to read a batch; the function returned finishes it. All chance is drawn here, batch after batch."""
+        """Start to read a batch, augmented by `draws`; the function returned finishes it."""
         chosen, how = torch.from_numpy(indices), self.dataset.augmentation
-        draws = draw(len(chosen), generator) if generator and self._settings.train.augment == "standard" else None
         files = images.request(chosen, draws if how.resized else None) if isinstance(images, FileImages) else None
 
         def finish() -> Batch:
@@ -102,6 +112,11 @@ class Stream:
         flat = images.flatten(2)
         order = torch.randperm(flat.shape[2], generator=torch_stream(self._settings.run.seed, "permute", task))
         return flat[:, :, order].view_as(images)
+
+    def _draw_views(self, task: int) -> Draws:
+        """The chance behind every fixed view of a task: all samples in their first view, then in their second …"""
+        count = len(self.tasks[task].train) * self._settings.train.views
+        return draw(count, torch_stream(self._settings.run.seed, "views", task))
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train

@@ -4,7 +4,6 @@ Read from a folder per class, a CSV or Parquet file, or an NPZ file. Nothing is 
 """
 
 import csv
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedprotip.errors import UsageError
-from fedprotip.stream.images import SUFFIXES
+from fedprotip.stream.images import SUFFIXES, is_image
 
 PARTS = ("train", "test")
 OPTIONAL = ("task", "client", "split")
+COLUMNS = ("path", "label", *OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,14 @@ def read_csv(path: Path) -> Table:
     """Columns path and label, and maybe task, client and split; paths are relative to the file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, skipinitialspace=True)
             rows = list(reader)
             names = list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+    for number, row in enumerate(rows, 1):
+        if None in row:
+            raise UsageError(f"{path}: sample {number} has more than the {len(names)} entries of the first line.")
     return _from_rows(path, names, rows)
 
 
@@ -79,20 +82,17 @@ def read_parquet(path: Path) -> Table:
     except ImportError:
         raise UsageError(f"Reading {path} needs pyarrow; install it with: pip install pyarrow.") from None
     try:
-        columns = parquet.read_table(path).to_pydict()
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            rows = file.read([name for name in names if name in COLUMNS]).to_pylist()
     except Exception as error:  # pyarrow has many kinds of errors for a damaged file
         raise UsageError(f"{path} is not a Parquet file: {str(error).splitlines()[0].rstrip('.')}.") from None
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return _from_rows(path, list(columns), rows)
+    return _from_rows(path, names, rows)
 
 
 def read_npz(path: Path) -> Table:
     """x_train, y_train, x_test, y_test, or x, y and maybe task, client, split; x is uint8."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise UsageError(f"{path} is not an npz file of plain arrays.") from None
+    found = read_arrays(path)
     if {"x_train", "y_train", "x_test", "y_test"} <= set(found):
         parts = [(_pixels(path, f"x_{part}", found), _labels(path, part, found)) for part in PARTS]
         (train, train_labels), (test, test_labels) = parts
@@ -111,6 +111,15 @@ def read_npz(path: Path) -> Table:
     return _checked(path, Table(pixels, _labels(path, "", found), columns))
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an npz file; one that is damaged or holds Python objects is a UsageError."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception:  # numpy, zipfile and zlib each have their own errors for a damaged file
+        raise UsageError(f"{path} is not an npz file of plain arrays.") from None
+
+
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
@@ -120,37 +129,40 @@ def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
     paths: list[str] = []
     labels: list[str] = []
     for one in _folders(folder):
-        found = sorted(str(path) for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        found = sorted(str(path) for path in one.rglob("*") if is_image(path))
         if not found:
             raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
         paths += found
         labels += [one.name] * len(found)
     if not paths:
         raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{path!r} is not text in UTF-8; rename it.") from None
     return paths, labels
 
 
 def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     if not {"path", "label"} <= set(names):
         raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
-    wanted = ["path", "label", *(name for name in OPTIONAL if name in names)]
-    columns: dict[str, list[str]] = {name: [] for name in wanted}
-    for number, row in enumerate(rows, 1):
-        for name in wanted:
-            value = _text(row[name]).strip()
-            if not value:
-                raise UsageError(f"{path}: sample {number} has no {name}.")
-            columns[name].append(value)
-        image = path.parent / columns["path"][-1]
+    columns = {name: [_text(row[name]).strip() for row in rows] for name in COLUMNS if name in names}
+    images = []
+    for number, name in enumerate(columns.pop("path"), 1):
+        image = path.parent / name
         if not image.is_file():
-            raise UsageError(f"{path}: sample {number} names {columns['path'][-1]!r}, which does not exist ({image}).")
-        columns["path"][-1] = str(image)
-    return _checked(path, Table(columns.pop("path"), columns.pop("label"), columns))
+            raise UsageError(f"{path}: sample {number} names {name!r}, which does not exist ({image}).")
+        images.append(str(image))
+    return _checked(path, Table(images, columns.pop("label"), columns))
 
 
 def _checked(path: Path, table: Table) -> Table:
     if not table.labels:
         raise UsageError(f"{path} holds no samples.")
+    for name, column in {"label": table.labels, **table.columns}.items():
+        if "" in column:
+            raise UsageError(f"{path}: sample {column.index('') + 1} has no {name}.")
     for number, part in enumerate(table.columns.get("split", []), 1):
         if part not in PARTS:
             raise UsageError(f"{path}: sample {number} has split {part!r}; valid are train and test.")
@@ -183,4 +195,7 @@ def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]
 
 
 def _text(value: Any) -> str:
+    """A cell as text; tables with gaps hold whole numbers as 3.0, and NaN for what is missing."""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.15g}"
     return "" if value is None else str(value)

@@ -41,6 +41,9 @@ class Draws:
     brightness: Tensor  # (n,)
     boxes: Tensor  # (n, TRIES, 2) share of the area and ratio of a resized crop
 
+    def __getitem__(self, rows: Tensor) -> "Draws":
+        return Draws(self.position[rows], self.flip[rows], self.brightness[rows], self.boxes[rows])
+
 
 def draw(n: int, generator: torch.Generator) -> Draws:
     numbers = torch.rand(n, 4 + 2 * TRIES, generator=generator, dtype=torch.float64)

@@ -1,11 +1,13 @@
 """What the server and every client know about earlier tasks: Φ of each layer, U_L of each task."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from fedprotip.subspace.merge import append
+from fedprotip.subspace.project import Projector
 
 
 @dataclass
@@ -19,6 +21,18 @@ class SubspaceBank:
     def basis(self, layer: str, d: int) -> Tensor:
         """Φ^(1:t) of a layer; (d, 0) while there is none."""
         return self.layers.get(layer, torch.zeros(d, 0))
+
+    def projector(self, layer: str, before: Projector | None = None) -> Projector:
+        """Eq. 4 for a layer, made task by task: the same whether or not the one `before` the last task is at hand."""
+        phi = self.layers[layer]
+        if 2 * phi.shape[1] <= len(phi):
+            return Projector(phi, False)
+        projector = before or Projector(phi[:, :0], False)
+        for stop in accumulate(self.ranks[layer]):
+            start = len(phi) - projector.room
+            if stop > start:
+                projector = projector.without(phi[:, start:stop])
+        return projector
 
     def routed(self, d: int) -> Tensor:
         """An orthonormal basis (d, R) of all routing bases together."""

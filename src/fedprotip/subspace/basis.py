@@ -1,14 +1,18 @@
 """From sampled activations to a core basis: Eq. 7 (residual), Eq. 8 (SVD), Eq. 9 (rank)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedprotip.subspace.project import Projector
 from fedprotip.subspace.rank import rank_energy, rank_mass
 
 RankRule = Literal["mass", "energy"]
+Earlier = Tensor | Projector
+"""Earlier tasks: their basis Φ (d, R), R may be 0, or a projector that holds Φ or its complement."""
 
 NOISE = 1e-6
 """Singular values below this share of ‖a‖ are rounding of float32 activations, not directions."""
@@ -34,80 +38,112 @@ def residual(a: Tensor, phi: Tensor) -> Tensor:
     Applied twice: the second pass removes what rounding of the float32 basis left behind.
     """
     a, phi = a.double(), phi.double()
-    for _ in range(2):
-        a = a - phi @ (phi.T @ a)
+    return outside(a, phi, phi)
+
+
+def enter(a: Tensor, earlier: Projector) -> Tensor:
+    """Eq. 7 in one pass: a − ΦΦᵀa (d, m); where the projector holds the complement N, Nᵀa (d − R, m).
+
+    In float32 unless an argument is float64: what rounding leaves inside Φ, `leave` takes out of the few
+    directions that are kept.
+    """
+    dtype = torch.promote_types(a.dtype, earlier.basis.dtype)
+    a, basis = a.to(dtype), earlier.basis.to(dtype)
+    return basis.T @ a if earlier.is_complement else outside(a, basis)
+
+
+def leave(u: Tensor, earlier: Projector) -> Tensor:
+    """Nearly orthonormal directions of the space that `enter` leads to, as an orthonormal float32 basis (d, r)."""
+    if earlier.is_complement:
+        return (earlier.basis @ orthonormalise(u).to(earlier.basis.dtype)).float()
+    return orthonormalise(outside(u, earlier.basis.to(u.dtype))).float()
+
+
+def outside(a: Tensor, *bases: Tensor) -> Tensor:
+    """The part of a (d, m) outside orthonormal bases (d, r), taken out one after another."""
+    for basis in bases:
+        if basis.shape[1]:
+            a = torch.addmm(a, basis, basis.T @ a, alpha=-1)
     return a
 
 
-def left_svd(a: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Eq. 8: left singular vectors (d, n) and singular values (n,) of a, descending, float64.
+def spectrum(gram: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Singular values (n,), descending, and vectors (·, n) of a matrix with this Gram matrix (float64).
 
-    Works on the smaller Gram matrix (a aᵀ or aᵀa), scaled so that no input overflows. Values not above
-    `floor` or NOISE of the largest one are dropped, so n is the numerical rank.
+    Values not above `floor` or NOISE of the largest one are dropped, so n is the numerical rank.
     """
-    a = a.double()
-    scale = a.abs().max().item() if a.numel() else 0.0
-    if scale == 0.0:
-        return a.new_zeros(a.shape[0], 0), a.new_zeros(0)
-    a = a / scale
-    wide = a.shape[1] >= a.shape[0]
-    values, vectors = torch.linalg.eigh(a @ a.T if wide else a.T @ a)
+    values, vectors = torch.linalg.eigh(gram)
     sigma = values.clamp_min(0).sqrt().flip(0)
-    keep = sigma > max(NOISE * sigma[0].item(), floor / scale)
-    sigma, vectors = sigma[keep], vectors.flip(1)[:, keep]
-    u = vectors if wide else a @ vectors / sigma
-    return orthonormalise(u), sigma * scale
+    count = int((sigma > max(NOISE * sigma[0].item(), floor)).sum()) if len(sigma) else 0
+    return sigma[:count], vectors.flip(1)[:, :count]
+
+
+def left_svd(a: Tensor, floor: float = 0.0, rank: Callable[[Tensor], int] = len) -> tuple[Tensor, Tensor]:
+    """Eq. 8: left singular vectors (d, r) of a in its own precision, and singular values (n,), float64, descending.
+
+    Works on the smaller Gram matrix (a aᵀ or aᵀa) in float64. `rank` says from the values how many vectors are
+    wanted. Those of faint values are only nearly orthonormal, so `orthonormalise` or `leave` comes next.
+    """
+    wide, exact = a.shape[1] >= a.shape[0], a.double()
+    sigma, vectors = spectrum(exact @ exact.T if wide else exact.T @ exact, floor)
+    vectors = vectors[:, : rank(sigma)]
+    return (vectors.to(a.dtype) if wide else a @ (vectors / sigma[: vectors.shape[1]]).to(a.dtype)), sigma
 
 
 def orthonormalise(u: Tensor) -> Tensor:
-    """Exactly orthonormal columns (to float64 rounding) for nearly orthonormal ones, order and signs kept."""
-    if u.shape[1] == 0:
-        return u
-    q, r = torch.linalg.qr(u.double())
-    return q * torch.sign(r.diagonal())
+    """Exactly orthonormal columns (to float64 rounding) for nearly orthonormal ones, order and signs kept.
+
+    By Cholesky: U = QR with R from UᵀU. It is as exact as Householder's QR where UᵀU is close to the identity.
+    """
+    u = u.double()
+    upper = torch.linalg.cholesky(u.T @ u, upper=True)
+    return torch.linalg.solve_triangular(upper, u, upper=True, left=False)
 
 
-def core_basis(a: Tensor, phi: Tensor, threshold: float, rule: RankRule) -> Core:
+def core_basis(a: Tensor, earlier: Earlier, threshold: float, rule: RankRule) -> Core:
     """Section 4.2: residual, SVD and rank of one layer's sampled activations.
 
     Args:
-        a: activations (d, m); phi: basis of earlier tasks (d, R), R may be 0; threshold: ε of this layer.
+        a: activations (d, m); earlier: what earlier tasks hold; threshold: ε of this layer.
         rule: `mass` (Eq. 9) or `energy` (GPM).
     """
-    a = a.double()
-    total = a.square().sum().item()
-    rest = residual(a, phi) if phi.shape[1] else a
-    u, sigma = left_svd(rest, floor=NOISE * total**0.5)
-    captured = max(total - rest.square().sum().item(), 0.0)
-    rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
-    return _cut(u, sigma, phi, captured, rank, rule)
+    earlier = Projector.of(earlier)
+    norm, rest = _norm(a), enter(a, earlier)
+    captured = max(norm**2 - _norm(rest) ** 2, 0.0)
+    u, sigma = left_svd(rest, NOISE * norm, lambda sigma: _rank(sigma, captured, threshold, rule, earlier.room))
+    return _core(u, sigma, earlier, captured, rule)
 
 
-def core_of_moment(moment: Tensor, phi: Tensor, threshold: float, rule: RankRule, fixed: int = 0) -> Core:
+def core_of_moment(moment: Tensor, earlier: Earlier, threshold: float, rule: RankRule, fixed: int = 0) -> Core:
     """The core basis of activations known only by their second moment aaᵀ (d, d), never empty.
 
     For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing is
     left outside the earlier bases (nothing above FAINT), the dominant directions of the activations themselves.
     """
-    moment, phi = moment.double(), phi.double()
-    for earlier in (phi, phi[:, :0]):
-        rest = residual(residual(moment, earlier).T, earlier)
-        values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
-        sigma, u = values.clamp_min(0).sqrt().flip(0), vectors.flip(1)
-        keep = sigma > FAINT * moment.trace().clamp_min(0).sqrt()
-        sigma, u = sigma[keep], u[:, keep]
+    moment, earlier = moment.double(), Projector.of(earlier)
+    total = max(moment.trace().item(), 0.0)
+    for known in (earlier, Projector.of(moment[:, :0])):
+        rest = enter(enter(moment, known).T, known)
+        sigma, u = spectrum((rest + rest.T) / 2, FAINT * total**0.5)
         if len(sigma):
-            captured = max((moment.trace() - rest.trace()).item(), 0.0)
-            rank = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
-            return _cut(u, sigma, earlier, captured, fixed or max(rank, 1), rule)
+            captured = max(total - rest.trace().item(), 0.0)
+            rank = fixed or max(_rank(sigma, captured, threshold, rule, known.room), 1)
+            return _core(u[:, : min(rank, known.room)], sigma, known, captured, rule)
     first = torch.eye(len(moment), 1, dtype=torch.float64)  # all-zero features: any direction serves
     return Core(first.float(), first.new_zeros(1), 0.0)
 
 
-def _cut(u: Tensor, sigma: Tensor, phi: Tensor, captured: float, rank: int, rule: RankRule) -> Core:
-    """The first `rank` directions, made exactly orthogonal to Φ, together never more than d."""
-    basis = u[:, : min(rank, phi.shape[0] - phi.shape[1])]
-    if phi.shape[1] and basis.shape[1]:
-        basis = orthonormalise(residual(basis, phi))
-    kept, dropped = sigma[: basis.shape[1]], sigma[basis.shape[1] :]
-    return Core(basis.float(), kept, captured, (dropped if rule == "mass" else dropped.square()).sum().item())
+def _rank(sigma: Tensor, captured: float, threshold: float, rule: RankRule, room: int) -> int:
+    """Directions by the rule, together with the earlier ones never more than d."""
+    by_rule = rank_mass(sigma, threshold) if rule == "mass" else rank_energy(sigma, captured, threshold)
+    return min(by_rule, room)
+
+
+def _core(u: Tensor, sigma: Tensor, earlier: Projector, captured: float, rule: RankRule) -> Core:
+    """The chosen directions u, brought back to d dimensions, and what the rule left of the spectrum."""
+    kept, dropped = sigma[: u.shape[1]], sigma[u.shape[1] :]
+    return Core(leave(u, earlier), kept, captured, (dropped if rule == "mass" else dropped.square()).sum().item())
+
+
+def _norm(a: Tensor) -> float:
+    return torch.linalg.vector_norm(a, dtype=torch.float64).item()

@@ -8,7 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedprotip.subspace.basis import NOISE, Core, RankRule, left_svd, orthonormalise, residual
+from fedprotip.subspace.basis import (
+    NOISE,
+    Core,
+    Earlier,
+    RankRule,
+    enter,
+    leave,
+    left_svd,
+    orthonormalise,
+    outside,
+    spectrum,
+)
+from fedprotip.subspace.project import Projector
 from fedprotip.subspace.rank import rank_energy, rank_mass
 
 DEPENDENT = 1e-5
@@ -29,28 +41,41 @@ def append(phi: Tensor, u: Tensor, dependent: float = DEPENDENT) -> Tensor:
     Directions of U that Φ already holds are dropped, so R' ≤ d. The columns of Φ stay as they are.
     """
     phi = phi.double()
-    new, sines = left_svd(residual(u, phi))
-    new = new[:, sines > dependent][:, : phi.shape[0] - phi.shape[1]]
-    if phi.shape[1] and new.shape[1]:
-        new = orthonormalise(residual(new, phi))
-    return torch.cat([phi, new], dim=1)
+    return torch.cat([phi, added(u.double(), dependent, phi)], dim=1)
+
+
+def added(u: Tensor, dependent: float, *known: Tensor) -> Tensor:
+    """An orthonormal basis (d, n) of what U (d, r) adds to bases that are orthonormal and orthogonal to each other.
+
+    In the precision of U: rounding of the first pass decides nothing above `dependent`, and a second pass takes
+    it out of the directions that remain.
+    """
+    room = len(u) - sum(basis.shape[1] for basis in known)
+    if room == 0:
+        return u[:, :0]
+    new, _ = left_svd(outside(u, *known), rank=lambda sines: min(int((sines > dependent).sum()), room))
+    return orthonormalise(outside(new.to(u.dtype), *known)).to(u.dtype)
 
 
 class UnionMerge:
-    """Eq. 10: an orthonormal basis (d, r) of the union of the clients' spans, outside `earlier` (d, R).
+    """Eq. 10: an orthonormal basis (d, r) of the union of the clients' spans, outside `earlier`.
 
     The span does not depend on the order of the clients.
     """
 
-    def __init__(self, earlier: Tensor, dependent: float = DEPENDENT) -> None:
-        self._known, self._dependent = earlier.shape[1], dependent
-        self._whole = earlier.double()
+    def __init__(self, earlier: Earlier, dependent: float = DEPENDENT) -> None:
+        self._earlier, self._dependent = Projector.of(earlier), dependent
+        self._known = [] if self._earlier.is_complement else [self._earlier.basis]
+        self._new = enter(self._earlier.basis[:, :0], self._earlier)
 
     def add(self, core: Core) -> None:
-        self._whole = append(self._whole, core.basis, self._dependent)
+        if self._new.shape[1] < self._earlier.room:
+            u = enter(core.basis, self._earlier) if self._earlier.is_complement else core.basis
+            new = added(u.to(self._new), self._dependent, *self._known, self._new)
+            self._new = torch.cat([self._new, new], dim=1)
 
     def result(self) -> Tensor:
-        return self._whole[:, self._known :].float()
+        return leave(self._new, self._earlier) if self._earlier.is_complement else self._new.float()
 
 
 class EnergyMerge:
@@ -60,34 +85,48 @@ class EnergyMerge:
     a single client stays as it is.
 
     Args:
-        earlier: basis of the tasks before (d, R); the result (d, r) is orthogonal to it.
+        earlier: what the tasks before hold; the result (d, r) is orthogonal to it.
         threshold, rule: as for a client, but `at_least` this many; with `fixed` > 0 that many directions instead.
 
-    Never holds more than d + r_k columns.
+    Never holds more than d + r_k columns: beyond that only the sum of U_kΣ_k²U_kᵀ (d, d) is kept.
     """
 
-    def __init__(self, earlier: Tensor, threshold: float, rule: RankRule, fixed: int = 0, at_least: int = 0) -> None:
-        self._earlier = earlier.double()
+    def __init__(self, earlier: Earlier, threshold: float, rule: RankRule, fixed: int = 0, at_least: int = 0) -> None:
+        self._earlier = Projector.of(earlier)
         self._threshold, self._rule, self._fixed, self._at_least = threshold, rule, fixed, at_least
-        self._factor = self._earlier[:, :0]
-        self._captured = self._tail = 0.0
+        self._factor = enter(self._earlier.basis[:, :0], self._earlier).double()
+        self._moment: Tensor | None = None
+        self._energy = self._captured = self._tail = 0.0
 
     def add(self, core: Core) -> None:
-        self._factor = torch.cat([self._factor, core.basis.double() * core.sigma.double()], dim=1)
         self._captured += core.captured
+        self._energy += core.sigma.double().square().sum().item()
         # Energies of clients add up; singular values of like spectra add up in quadrature.
         self._tail = self._tail + core.tail if self._rule == "energy" else (self._tail**2 + core.tail**2) ** 0.5
-        if self._factor.shape[1] > self._factor.shape[0]:
-            u, sigma = left_svd(self._factor)
-            self._factor = u * sigma
+        scaled = enter(core.basis, self._earlier).double() * core.sigma.double()
+        self._factor = torch.cat([self._factor, scaled], dim=1)
+        if self._factor.shape[1] > len(self._factor):
+            self._moment = self._whole_moment()
+            self._factor = self._factor[:, :0]
 
     def result(self) -> Tensor:
-        u, sigma = left_svd(residual(self._factor, self._earlier), floor=NOISE * self._factor.norm().item())
+        floor = NOISE * self._energy**0.5
+        if self._moment is None:
+            u, sigma = left_svd(self._factor, floor, self._rank)
+        else:
+            sigma, u = spectrum(self._whole_moment(), floor)
+            u = u[:, : self._rank(sigma)]
+        return leave(u, self._earlier)
+
+    def _whole_moment(self) -> Tensor:
+        new = self._factor @ self._factor.T
+        return new if self._moment is None else new.add_(self._moment)
+
+    def _rank(self, sigma: Tensor) -> int:
         if self._fixed:
             rank = self._fixed
         elif self._rule == "mass":
             rank = rank_mass(sigma, self._threshold, self._tail)
         else:
             rank = rank_energy(sigma, self._captured, self._threshold, self._tail)
-        u = u[:, : min(max(rank, self._at_least), self._earlier.shape[0] - self._earlier.shape[1])]
-        return (orthonormalise(residual(u, self._earlier)) if u.shape[1] else u).float()
+        return min(max(rank, self._at_least), self._earlier.room)

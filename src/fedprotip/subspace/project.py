@@ -13,14 +13,13 @@ def complement(phi: Tensor) -> Tensor:
     """
     d, r = phi.shape
     reflectors, tau = torch.geqrf(phi.double())
-    padded = torch.cat([reflectors, reflectors.new_zeros(d, d - r)], dim=1)
-    taus = torch.cat([tau, tau.new_zeros(d - r)])
-    return torch.linalg.householder_product(padded, taus)[:, r:].to(phi.dtype)
+    last = torch.eye(d, dtype=torch.float64, device=phi.device)[:, r:]
+    return torch.ormqr(reflectors, tau, last).to(phi.dtype)
 
 
 def project(g: Tensor, phi: Tensor) -> Tensor:
     """Eq. 4: g − (gΦ)Φᵀ for g (out, d) and Φ (d, r), in O(out·d·r)."""
-    return g - (g @ phi) @ phi.T
+    return torch.addmm(g, g @ phi, phi.T, alpha=-1)
 
 
 def project_by_complement(g: Tensor, n: Tensor) -> Tensor:
@@ -36,11 +35,32 @@ class Projector:
     is_complement: bool
 
     @classmethod
+    def of(cls, earlier: "Tensor | Projector") -> "Projector":
+        """A bare Φ (d, r) as a projector; a projector as it is."""
+        return earlier if isinstance(earlier, Projector) else cls(earlier, False)
+
+    @classmethod
     def outside(cls, phi: Tensor) -> "Projector":
         """The projector onto the orthogonal complement of Φ (d, r)."""
         if 2 * phi.shape[1] > phi.shape[0]:
             return cls(complement(phi), True)
         return cls(phi, False)
+
+    def without(self, new: Tensor) -> "Projector":
+        """The projector onto what is outside Φ and outside a further basis (d, s) that is orthogonal to Φ.
+
+        A complement only loses the new directions, which is far cheaper than a new complement of everything.
+        """
+        if not self.is_complement:
+            return Projector.outside(torch.cat([self.basis, new], dim=1))
+        free = self.basis.double()
+        return Projector((free @ complement(free.T @ new.double())).to(self.basis.dtype), True)
+
+    @property
+    def room(self) -> int:
+        """d − r: the directions that are still free."""
+        d, held = self.basis.shape
+        return held if self.is_complement else d - held
 
     def __call__(self, g: Tensor) -> Tensor:
         """The part of g (out, d) with g·Φ = 0."""
@@ -65,10 +85,17 @@ class Anchored:
     projector: Projector
     held: Tensor  # W₀Φ (out, r) with the basis, or W₀ (out, d) with the complement
 
+    def fixed_part(self) -> Tensor:
+        """W₀ΦΦᵀ (out, d), which no admissible update changes."""
+        basis = self.projector.basis
+        if self.projector.is_complement:
+            return torch.addmm(self.held, self.held @ basis, basis.T, alpha=-1)
+        return self.held @ basis.T
+
     def pull_back_(self, weight: Tensor) -> None:
         """Move `weight` (out, d), changed in place, to the nearest point that keeps W·Φ."""
         basis = self.projector.basis
         if self.projector.is_complement:
-            weight.copy_(self.held + project_by_complement(weight - self.held, basis))
+            torch.addmm(self.held, (weight - self.held) @ basis, basis.T, out=weight)
         else:
-            weight.sub_((weight @ basis - self.held) @ basis.T)
+            weight.addmm_(torch.addmm(self.held, weight, basis, beta=-1), basis.T, alpha=-1)

@@ -111,21 +111,38 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
 
 def index_dataset(settings: DataSettings) -> Dataset:
     """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded."""
-    return _limited(_loaders[settings.name](settings), settings)
+    try:
+        return _limited(_loaders[settings.name](settings), settings)
+    except OSError as error:
+        where = error.filename or settings.source or settings.root
+        raise UsageError(f"{where} cannot be read: {error.strerror or error}.") from None
 
 
 def load_dataset(settings: DataSettings) -> Dataset:
     """The dataset as a run uses it: small images in memory, at the size of `data.size`."""
-    dataset = index_dataset(settings)
-    if isinstance(dataset.train_images, FileImages) and dataset.train_images.size <= SMALL:
-        dataset = replace(
-            dataset, train_images=_decoded(dataset.train_images), test_images=_decoded(dataset.test_images)
-        )
-    return replace(dataset, size=settings.size)
+    dataset = replace(index_dataset(settings), size=settings.size)
+    train, test = dataset.train_images, dataset.test_images
+    if not isinstance(train, FileImages) or train.size > SMALL:
+        return dataset
+    # a resized crop is cut while decoding; for what is decoded once, a shifted crop stands in
+    return replace(
+        dataset, train_images=_decoded(train), test_images=_decoded(test), augmentation=Augmentation(train.size // 8)
+    )
 
 
 def _decoded(images: Images) -> Tensor:
-    return images[torch.arange(len(images))]
+    every = torch.empty(images.shape, dtype=torch.uint8)
+    for part in torch.arange(len(images)).split(1024):
+        every[part] = images[part]
+    return every
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8, with or without a byte order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not text in UTF-8.") from None
 
 
 def _limited(dataset: Dataset, settings: DataSettings) -> Dataset:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
-from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, register
+from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, read_text, register
 from fedprotip.stream.pickles import read_pickle
 
 CLASSES, PIXELS = 100, 3 * 32 * 32
@@ -26,7 +26,7 @@ def cifar100(settings: DataSettings) -> Dataset:
     root, layout = locate(settings)
     train, test, names = (root / path for path in layout)
     if layout == BINARY:
-        read, classes = _read_binary, names.read_text(encoding="utf-8").split()
+        read, classes = _read_binary, read_text(names).split()
     else:
         read, classes = _read_python, [_text(name) for name in read_pickle(names).get("fine_label_names", [])]
     if len(set(classes)) != CLASSES:

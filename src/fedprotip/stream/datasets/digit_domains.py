@@ -4,7 +4,6 @@
 domain (8×8) ships with scikit-learn. All are brought to 16×16, each pixel the exact mean of the area it covers.
 """
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import Dataset, locate, register
 from fedprotip.stream.datasets.digits import digits
+from fedprotip.stream.tables import read_arrays
 from fedprotip.stream.transforms import Augmentation, resize_area
 
 DOMAINS = ("mnist", "usps", "digits")
@@ -58,11 +58,9 @@ def digit_domains(settings: DataSettings) -> Dataset:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """x_train, y_train, x_test, y_test of an npz file, checked."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {f"{kind}_{part}": file[f"{kind}_{part}"] for part in ("train", "test") for kind in "xy"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        raise UsageError(f"{path} is not an npz file with x_train, y_train, x_test and y_test.") from None
+    found = read_arrays(path)
+    if not {"x_train", "y_train", "x_test", "y_test"} <= set(found):
+        raise UsageError(f"{path} needs x_train, y_train, x_test and y_test; it has {', '.join(sorted(found))}.")
     for part in ("train", "test"):
         images, labels = found[f"x_{part}"], found[f"y_{part}"]
         if images.ndim != 3 or images.dtype != np.uint8 or labels.shape != images.shape[:1] or not len(labels):

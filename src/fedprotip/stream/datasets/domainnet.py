@@ -13,7 +13,7 @@ import torch
 
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
-from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, register
+from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, read_text, register
 from fedprotip.stream.images import photos
 from fedprotip.stream.splits import at_most
 from fedprotip.stream.transforms import LARGE_PHOTOS
@@ -64,8 +64,10 @@ def domainnet(settings: DataSettings) -> Dataset:
 def _read_list(path: Path) -> list[tuple[str, int]]:
     """Relative path and label of every line."""
     listed = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         name, _, label = line.strip().rpartition(" ")
+        if not line.strip():
+            continue
         if not name or not label.isdecimal():
             raise UsageError(f"{path}, line {number}: {line.strip()!r} is not a path and a label.")
         if int(label) >= CLASSES:

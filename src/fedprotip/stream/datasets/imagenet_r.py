@@ -12,7 +12,7 @@ import torch
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, register
-from fedprotip.stream.images import SUFFIXES, photos
+from fedprotip.stream.images import is_image, photos
 from fedprotip.stream.splits import every_fifth
 from fedprotip.stream.transforms import LARGE_PHOTOS
 
@@ -30,7 +30,7 @@ def imagenet_r(settings: DataSettings) -> Dataset:
         )
     paths, labels = [], []
     for label, one in enumerate(folders):
-        found = sorted(str(path) for path in one.iterdir() if path.suffix.lower() in SUFFIXES)
+        found = sorted(str(path) for path in one.iterdir() if is_image(path))
         if not found:
             raise UsageError(f"Class {one.name} of ImageNet-R is empty: {one} holds no images.")
         paths += found

@@ -21,13 +21,13 @@ def own(settings: DataSettings) -> Dataset:
     tasks, task_of = _numbered(table.columns.get("task", []))
     is_test = _is_test(table)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    _refuse_leaks(table, is_test, settings.source)
     for index, name in enumerate(classes):
         for part, places in (("training", train), ("test", test)):
             if not (labels[places] == index).any():
                 raise UsageError(f"Class {name!r} of {settings.source} has no {part} samples.")
     clients = client_ids(table.columns["client"]) if "client" in table.columns else None
     channels, side = images.shape[1], min(images.shape[2:])
-    large = isinstance(images, FileImages) and side > SMALL
     return Dataset(
         "own",
         classes,
@@ -41,13 +41,13 @@ def own(settings: DataSettings) -> Dataset:
         task_of[train] if tasks else None,
         task_of[test] if tasks else None,
         clients[train] if clients is not None else None,
-        LARGE_PHOTOS if large else Augmentation(pad=side // 8),
+        LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
     )
 
 
 def client_ids(names: list[str]) -> Tensor:
-    """Client ids (n,): numbers as they stand, names numbered in their natural order."""
-    if all(name.isdecimal() for name in names):
+    """Client ids (n,): numbers as they stand, names (and numbers too long to count to) in their natural order."""
+    if all(name.isdecimal() and len(name) < 10 for name in names):
         return torch.tensor([int(name) for name in names])
     return _numbered(names)[1]
 
@@ -68,6 +68,16 @@ def _numbered(names: list[str]) -> tuple[list[str], Tensor]:
     different = sorted(set(names), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     places = {name: place for place, name in enumerate(different)}
     return different, torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+
+def _refuse_leaks(table: Table, is_test: np.ndarray, source: str) -> None:
+    """A file that is listed twice must not be learned and tested."""
+    if isinstance(table.images, np.ndarray):
+        return
+    learned = {path for path, test in zip(table.images, is_test, strict=True) if not test}
+    both = next((path for path, test in zip(table.images, is_test, strict=True) if test and path in learned), "")
+    if both:
+        raise UsageError(f"{source} lists {both} twice, and so for training and for testing; keep one of the two.")
 
 
 def _is_test(table: Table) -> np.ndarray:

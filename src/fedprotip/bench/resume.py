@@ -1,0 +1,114 @@
+"""resume: what a checkpoint after every round costs, and that it gives back exactly what was saved."""
+
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from fedprotip import api
+from fedprotip.bench import federated
+from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, RunSize, Side, Target, row
+from fedprotip.files import ClientStore, Tensors
+from fedprotip.runs import RunFolder, is_run
+from fedprotip.settings import load
+
+COST = Target("% of a round for its checkpoint", "lower", 3)
+Saved = tuple[dict[str, Any], dict[str, Tensors]]
+"""The state of a run in the middle of a task: plain numbers, and groups of tensors."""
+
+
+@dataclass(frozen=True)
+class ResumeSize(RunSize):
+    train: int = 500  # images per class, ten classes a task
+    method: str = "fedprotip"  # row of table1
+
+
+class Stop(Exception):
+    """Ends a run in the middle of a task."""
+
+
+def cases(size: ResumeSize) -> list[Case]:
+    return [
+        Case("second task", partial(_sides, size), _same_state, prepare=partial(_prepare, size), memory=BOTH, least=0.0)
+    ]
+
+
+def rows(measured: list[Measured], machine: Machine, size: ResumeSize) -> list[Row]:
+    (case,) = measured
+    return [row(case, COST, 100 * case.seconds["ours"] / case.results["round"]), row(case)]
+
+
+BENCHMARK = Benchmark(
+    "resume",
+    "A checkpoint after every round, ResNet-18 at scale cpu",
+    ResumeSize(),
+    ResumeSize(repeats=3, train=8),
+    cases,
+    rows,
+)
+
+
+def _prepare(size: ResumeSize, folder: Path) -> None:
+    """A run that was stopped in its second task, and the seconds of its rounds."""
+    if is_run(folder / "run"):
+        return
+    settings = federated.cpu_scale(size.method, folder, (size.train, 5), 3, size.overrides)
+    watch = federated.Watch(task=1)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and (event["task"], event["round"]) == (1, 2):
+            raise Stop
+
+    try:
+        api.run(load(settings, ["stream.tasks=2"]), out=folder / "run", observers=[watch, stop])
+    except Stop:
+        (folder / "round").write_text(str(median(watch.rounds[1:])))  # in the first the prefix cache was filled
+
+
+def _sides(size: ResumeSize, folder: Path) -> dict[str, Side]:
+    run, path = RunFolder.open(folder / "run"), folder / "state.pt"
+    store = run.store(budget_mb=256)
+    state, mine = _restored(run, store)
+    theirs = deepcopy(mine)
+    seconds = float((folder / "round").read_text())
+
+    def ours() -> Callable[[], Saved]:
+        _move(mine)
+        run.checkpoint(state, mine, store)
+        return lambda: _restored(RunFolder.open(run.path), run.store(budget_mb=0))
+
+    def plain() -> Callable[[], Saved]:
+        _move(theirs)
+        with open(path, "wb") as file:
+            torch.save((state, theirs), file)
+            file.flush()
+            os.fsync(file.fileno())
+        return lambda: torch.load(path, weights_only=True)
+
+    return {"ours": ours, "textbook": plain, "round": lambda: seconds}
+
+
+def _move(groups: dict[str, Tensors]) -> None:
+    """After a round nothing that moves in this task is what it was."""
+    for tensor in (groups.get("news") or groups["model"]).values():
+        tensor.view(-1)[:1] += 1
+
+
+def _restored(run: RunFolder, store: ClientStore) -> Saved:
+    saved = run.restore(store, warn=lambda text: None)
+    assert saved is not None, "the run was stopped after a checkpoint"
+    return saved
+
+
+def _same_state(results: dict[str, Any]) -> Agreement:
+    """Both ways give back the same tensors, bit by bit."""
+    (_, ours), (_, plain) = results["ours"](), results["textbook"]()
+    pairs = [(ours.get(group, {}).get(name), tensor) for group in plain for name, tensor in plain[group].items()]
+    different = sum(a is None or not torch.equal(a, b) for a, b in pairs)
+    return Agreement("tensors that are not bit for bit the same", float(different), 0.0)

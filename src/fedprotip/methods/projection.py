@@ -1,0 +1,147 @@
+"""Keeping a client's steps outside Φ (Eq. 4–5), on whichever side of a layer is cheaper.
+
+The gradient of a weight is ∆ᵀA, with one row of A (n, d) and of ∆ (n, out) per position of the batch. After the
+optimiser's step W − W₀ can be projected, in 4·out·d·min(r, d − r) operations; or A before it, in
+4·n·d·min(r, d − r), where the step is linear in the gradient.
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedprotip.capture import Layer, all_columns, count_columns
+from fedprotip.methods.base import Constraint
+from fedprotip.settings import TrainSettings
+from fedprotip.subspace.project import Anchored, Projector
+
+
+def linear_decay(train: TrainSettings) -> float | None:
+    """Weight decay of an optimiser whose steps are linear in gradient and weight; None for any other."""
+    decay = train.optimizer_options.get("weight_decay", train.weight_decay)
+    linear = train.optimizer == "SGD" and not train.optimizer_options.get("maximize")
+    return decay if linear and isinstance(decay, int | float) else None
+
+
+class ProjectUpdate(Constraint):
+    """Projection last: whatever the optimiser did, the whole step stays outside Φ (Eq. 5).
+
+    Args:
+        backbone: its parameters that require gradients are kept outside the bases of `projectors`.
+        decay: weight decay of a linear optimiser; then layers with no more positions than outputs, known
+            from the first batch on, are projected by their inputs. None: every layer by its weight.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, projectors: list[tuple[Layer, Projector]], decay: float | None = None
+    ) -> None:
+        parameters = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+        self._backbone, self._decay, self._hooks = backbone, decay, ExitStack()
+        self._guards = [
+            _Guard(layer, projector, parameters[layer.parameter])
+            for layer, projector in projectors
+            if layer.parameter in parameters
+        ]
+
+    def __enter__(self) -> "ProjectUpdate":
+        guards = {id(guard.parameter): guard for guard in self._guards} if self._decay is not None else {}
+        for module in self._backbone.modules():
+            guard = guards.get(id(getattr(module, "weight", None)))
+            if guard and (isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)):
+                self._hooks.callback(module.register_forward_pre_hook(guard.before_call).remove)
+                self._hooks.callback(module.register_forward_hook(guard.after_call).remove)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Inputs are projected to float precision only: what rounding has left in the weights goes now."""
+        self._hooks.close()
+        for guard in self._guards:
+            guard.parameter.requires_grad_(True)
+            if guard.by_inputs:
+                guard.pull_back()
+
+    def before_step(self) -> None:
+        if self._decay:
+            for guard in self._guards:
+                guard.spare(self._decay)
+
+    def after_step(self) -> None:
+        for guard in self._guards:
+            if not guard.by_inputs:
+                guard.pull_back()
+
+
+class _Guard:
+    """One layer during one round."""
+
+    def __init__(self, layer: Layer, projector: Projector, parameter: nn.Parameter) -> None:
+        self.parameter, self._layer, self._projector = parameter, layer, projector
+        self._weight = layer.weight({layer.parameter: parameter.detach()})
+        self._anchored: Anchored = projector.anchor(self._weight)
+        self._fixed: Tensor | None = None
+        self.by_inputs: bool | None = None  # None: the layer has not been called yet
+
+    def pull_back(self) -> None:
+        self._anchored.pull_back_(self._weight)
+
+    def spare(self, decay: float) -> None:
+        """Keep decay away from W₀ΦΦᵀ, the part of W that stays: λW − λW₀ΦΦᵀ is outside Φ, as W·Φ = W₀·Φ."""
+        if self.by_inputs and self.parameter.grad is not None:
+            self._fixed = self._anchored.fixed_part() if self._fixed is None else self._fixed
+            self._layer.weight({self._layer.parameter: self.parameter.grad}).sub_(self._fixed, alpha=decay)
+
+    def before_call(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Forward pre-hook: without requires_grad autograd does not compute the weight's gradient itself."""
+        if self.by_inputs is None:
+            self.by_inputs = count_columns(module, inputs[0]) <= len(self.parameter)
+        self.parameter.requires_grad_(not self.by_inputs)
+
+    def after_call(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Forward hook: the gradient comes from projected inputs instead."""
+        if not self.by_inputs:
+            return output
+        self.parameter.requires_grad_(True)
+        tapped: Tensor = _Tap.apply(output, inputs[0], self.parameter, module, self._projector)
+        return tapped
+
+
+class _Tap(torch.autograd.Function):
+    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆ᵀ·(A·P)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, inputs: Tensor, weight: Tensor, module: nn.Module, projector: Projector
+    ) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.module, ctx.projector, ctx.shape, ctx.dtype = module, projector, weight.shape, weight.dtype
+        ctx.mark_dirty(output)  # the same tensor, so that a later layer may still change it in place
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (inputs,), (delta,) = ctx.saved_tensors, gradients
+        columns = all_columns(ctx.module, inputs).to(ctx.dtype)
+        rows = delta.movedim(1, -1) if isinstance(ctx.module, nn.Conv2d) else delta
+        gradient = rows.reshape(len(columns), -1).to(ctx.dtype).T @ ctx.projector(columns)
+        return delta, None, gradient.view(ctx.shape), None, None
+
+
+class ProjectGradient(Constraint):
+    """Projection of the gradient only, as in published code: decay and momentum escape it.
+
+    Unlike there, biases and norm layers stay frozen, so decay does not act on them.
+    """
+
+    def __init__(self, backbone: nn.Module, projectors: list[tuple[Layer, Projector]]) -> None:
+        self._projectors, self._weights = projectors, dict(backbone.named_parameters())
+
+    def before_step(self) -> None:
+        for layer, projector in self._projectors:
+            gradient = self._weights[layer.parameter].grad
+            if gradient is not None:
+                view = layer.weight({layer.parameter: gradient})
+                view.copy_(projector(view))

@@ -1,0 +1,64 @@
+"""A backbone as a chain of steps, so that the part that cannot move any more runs only once per image."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link of the chain."""
+
+    names: tuple[str, ...]  # prefixes of its parameters and buffers; empty: it has none
+    modules: tuple[nn.Module, ...]
+    run: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What the first `steps` steps of a backbone made of a batch of images."""
+
+    values: Tensor
+    steps: int
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to(self, device: torch.device) -> "Hidden":
+        return Hidden(self.values.to(device), self.steps)
+
+
+Inputs = Tensor | Hidden
+"""Images, or what a frozen prefix made of them: `Network.embed` takes both."""
+
+
+def steps_of(backbone: nn.Module) -> list[Step]:
+    """The chain from images to features; empty for a module that neither is a Sequential nor has `steps()`."""
+    if isinstance(backbone, nn.Sequential):
+        return [Step((f"{name}.",), (part,), part) for name, part in backbone.named_children()]
+    steps = getattr(backbone, "steps", None)
+    return steps() if steps else []
+
+
+def still_steps(backbone: nn.Module, moving: Collection[str]) -> int:
+    """How many steps at the beginning hold none of the `moving` parameters and buffers.
+
+    Steps without parameters count when one with parameters stands before them, else there is nothing to gain.
+    """
+    owned = {name for name, _ in (*backbone.named_parameters(), *backbone.named_buffers())}
+    still, found = 0, False
+    for index, step in enumerate(steps_of(backbone)):
+        if step.names and any(name.startswith(step.names) for name in moving):
+            break
+        found = found or bool(step.names and any(name.startswith(step.names) for name in owned))
+        still = index + 1 if found else 0
+    return still
+
+
+def run_steps(backbone: nn.Module, values: Tensor, first: int, last: int | None = None) -> Tensor:
+    """Apply the steps first … last − 1."""
+    for step in steps_of(backbone)[first:last]:
+        values = step.run(values)
+    return values
