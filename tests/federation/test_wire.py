@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fedprotip
+from fedprotip.capture import find_layers
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
 from fedprotip.federation.local import LocalEngine
 from fedprotip.federation.wire import START, Wire
@@ -15,6 +16,7 @@ from fedprotip.methods import create_method
 from fedprotip.models import build_network
 from fedprotip.models.heads import _builders
 from fedprotip.stream import build_stream
+from fedprotip.subspace.bank import SubspaceBank
 from tests.methods.test_projection import leak, two_tasks
 from tests.small import results, small, tensors
 from tests.test_resume import stop_after
@@ -59,6 +61,10 @@ class Machine:
 
 class Apart(LocalEngine):
     """Clients train as ever, but each one's parcels also go to a machine of its own, which is compared."""
+
+    def present(self, clients):
+        """Every third client has nothing of a task: it is asked for its reference only."""
+        return [client for client in clients if (client + self.workspace.task) % 3]
 
     def _ask(self, clients, parcel, work):
         workspace = self.workspace
@@ -113,7 +119,7 @@ class Grouped(nn.Module):
 def test_every_group_of_a_convolution_travels_in_its_own_coordinates(tmp_path, monkeypatch):
     monkeypatch.setitem(_builders, "mlp", lambda *_: Grouped())
     monkeypatch.setattr("fedprotip.api.LocalEngine", Apart)
-    fedprotip.run(small(method={"threshold": 0.8}), out=tmp_path / "r")
+    fedprotip.run(small(method={"threshold": 0.8}, clients={"count": 4}), out=tmp_path / "r")
     ranks = {name: r.tolist() for name, r in tensors(tmp_path / "r", "subspaces").items() if name.startswith("ranks/")}
     free = 6 * (9 - ranks["ranks/first.weight"][0]) + sum(
         3 * (8 - ranks[f"ranks/second.weight[{g}]"][0]) for g in range(3)
@@ -122,6 +128,38 @@ def test_every_group_of_a_convolution_travels_in_its_own_coordinates(tmp_path, m
     lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text().splitlines()]
     down = {ln["bytes"] for ln in lines if (ln["task"], ln["round"], ln["direction"]) == (1, 1, "down")}
     assert down == {4 * (free + width)}
+
+
+@pytest.mark.parametrize(("wire", "error"), [("float32", 1e-6), ("bf16", 4e-3)])
+def test_a_packed_model_comes_back(monkeypatch, wire, error):
+    """To float precision of the change, also with one coordinate system per group, and without what is inside Φ."""
+    monkeypatch.setitem(_builders, "mlp", lambda *_: Grouped())
+    machine, bank = Machine(small(train={"wire": wire})), SubspaceBank()
+    for layer in (layer for group in find_layers(machine.network.backbone).values() for layer in group):
+        bank.extend(layer.name, torch.linalg.qr(torch.randn(layer.d, 3)).Q, 0)
+    machine.knowledge = bank.to_tensors()
+    machine.begin(1)
+    before = {name: tensor.clone() for name, tensor in full_state(machine.network).items()}
+    layers = [
+        (layer, projector) for layer, projector in machine.method.projectors(machine.network, machine.knowledge, 1)
+    ]
+    inside, state = {}, moving_state(machine.network, machine.settings, 1)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.add_(torch.randn(tensor.shape))
+            inside[name] = torch.zeros_like(tensor)
+        for layer, projector in layers:
+            change = state[f"backbone.{layer.parameter}"] - before[f"backbone.{layer.parameter}"]
+            part = layer.weight({layer.parameter: change})
+            layer.weight({layer.parameter: inside[f"backbone.{layer.parameter}"]}).copy_(part - projector(part))
+    sent = machine.wire(1).pack(state)
+    Message("model", sent).check("model", machine.wire(1).specs(state))
+    back = machine.wire(1).unpack(sent)
+    assert back.keys() == {"backbone.first.weight", "backbone.second.weight", "heads.1.weight", "heads.1.bias"}
+    for name, tensor in back.items():
+        change = tensor - before[name]
+        assert (change + inside[name] - (state[name] - before[name])).norm() <= error * change.norm()
+    assert sent["backbone.second.weight"].numel() == 9 * (8 - 3)
 
 
 def test_a_rounded_run_sends_half_and_still_keeps_out_of_the_past(tmp_path):
