@@ -52,9 +52,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        for step in self.steps():
-            x = step.run(x)
-        return x
+        return self._pooled(self.layer4(self.layer3(self.layer2(self.layer1(self._stem(x))))))
 
     def steps(self) -> list[Step]:
         """The stem, each block, the pooling."""
@@ -67,11 +65,14 @@ class ResNet18(nn.Module):
         return [
             Step(("conv1.", "bn1."), (self.conv1, self.bn1), self._stem),
             *blocks,
-            Step((), (self.avgpool,), lambda x: self.avgpool(x).flatten(1)),
+            Step((), (self.avgpool,), self._pooled),
         ]
 
     def _stem(self, images: Tensor) -> Tensor:
         return self.maxpool(self.relu(self.bn1(self.conv1(images))))
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return self.avgpool(x).flatten(1)
 
     def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of a file; its conv1 gives way to the random one where the kernels differ in size."""

@@ -96,10 +96,7 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images
-        for step in self.steps():
-            x = step.run(x)
-        return x
+        return self._class_token(self.blocks(self._tokens(images)))
 
     def steps(self) -> list[Step]:
         """The tokens, each block, the class token."""
@@ -107,7 +104,7 @@ class VisionTransformer(nn.Module):
         return [
             Step(("cls_token", "pos_embed", "patch_embed."), (self.patch_embed,), self._tokens),
             *blocks,
-            Step(("norm.",), (self.norm,), lambda x: self.norm(x)[:, 0]),
+            Step(("norm.",), (self.norm,), self._class_token),
         ]
 
     def _tokens(self, images: Tensor) -> Tensor:
@@ -115,6 +112,9 @@ class VisionTransformer(nn.Module):
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         patches = self.patch_embed(images)
         return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
+
+    def _class_token(self, x: Tensor) -> Tensor:
+        return self.norm(x)[:, 0]
 
     def adapted(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of a file; position embeddings of another square grid are resampled (bicubic) to this one."""
