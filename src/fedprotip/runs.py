@@ -5,7 +5,7 @@
 
 A checkpoint is an index that names immutable objects by their hash. Objects are written first, the index
 last, each atomically, so a crash leaves the old checkpoint or the new one and never half of one. What did
-not change since the last checkpoint is not written again; what two checkpoints share is kept twice.
+not change since the last checkpoint is neither read nor written again; what two checkpoints share is kept twice.
 """
 
 import errno
