@@ -5,7 +5,7 @@ output, before the bias, at one position. Only the sampled patches are gathered,
 numbers and never its full unfolding.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedprotip.seeds import torch_stream
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def capture(
     seed: tuple[int, str, *tuple[int | str, ...]],
     layers: dict[str, list[Layer]] | None = None,
     forward: Callable[[T], object] | None = None,
+    per_image: int = 0,
 ) -> dict[str, Tensor]:
     """Input columns of every layer that ran, drawn uniformly: layer name → (d, m), m ≤ columns.
 
@@ -72,6 +73,8 @@ def capture(
         seed: arguments of `seeds.torch_stream`; each layer draws from its own stream.
         layers: those of `find_layers` to capture; all trainable ones by default.
         forward: runs the module on a batch; by default the module itself.
+        per_image: stop once every layer has seen so many images that m_s columns are no more than this per image
+            (or all that its map has); 0: see all batches.
     """
     layers = find_layers(module) if layers is None else layers
     names = {id(dict(module.named_parameters())[name]): name for name in layers}
@@ -82,8 +85,12 @@ def capture(
             if name and isinstance(part, nn.Linear | nn.Conv2d):
                 handle = part.register_forward_pre_hook(samplers[name].see)
                 hooks.callback(handle.remove)
+        images = 0
         for batch in batches:
             (forward or module)(batch)
+            images += len(batch)
+            if per_image and all(min(per_image * images, sampler.seen) >= columns for sampler in samplers.values()):
+                break
     captured = {}
     for name, sampler in samplers.items():
         if sampler.data is not None:

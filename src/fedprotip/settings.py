@@ -179,11 +179,28 @@ class TrainSettings(Section):
         description="Fixed augmented views per image, drawn once; with them a frozen prefix runs once per view. "
         "0: a new view every time.",
     )
+    head_start: Literal["random", "closed"] = Field(
+        "random",
+        description="closed: a new head begins as the linear discriminant of the clients' summed class statistics.",
+    )
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
     )
     wire: Literal["float32", "bf16"] = Field(
         "float32", description="What models and bases travel as; bf16: rounded, in half the bytes."
+    )
+
+
+class StatisticsSettings(Section):
+    minimum: int = Field(
+        5,
+        ge=1,
+        description="A client leaves classes with fewer samples out of its sums, which would be almost features.",
+    )
+    features: int = Field(
+        0,
+        ge=0,
+        description="Width M of a seeded random ReLU map before class statistics (M²/2 numbers each); 0: none.",
     )
 
 
@@ -229,6 +246,7 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: _known["method.name"]["fedprotip"]())
+    statistics: StatisticsSettings = StatisticsSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     run: RunSettings = RunSettings()
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedprotip.evaluation.evaluate import Answers, Evaluation, answer, draw_groups, evaluate
+from fedprotip.evaluation.evaluate import Evaluation, answer, draw_groups, evaluate
 from fedprotip.inference.route import CosineRouter
+from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference, Router, Way, with_cosine
 from fedprotip.models import Network
 from fedprotip.settings import load
 from fedprotip.stream import build_stream
@@ -18,18 +19,29 @@ from tests.subspace.reference import random_basis
 WIDTH = 6
 
 
-class Fixed(nn.Module):
+class Fixed(Router):
     """Routes as it is told: every decision is the same task."""
 
     def __init__(self, task, tasks):
-        super().__init__()
-        self.task, self.bases = task, [torch.eye(WIDTH, 1)] * tasks
+        self.scores = torch.eye(tasks)[task]
 
-    def energies(self, features):
-        return torch.ones(len(features), len(self.bases))
+    def evidence(self, seen):
+        return self.scores.expand(len(seen.features), -1)
 
-    def route(self, relevance):
-        return torch.full((len(relevance),), self.task)
+
+def classes(stream, seen):
+    return [task.classes for task in stream.tasks[: seen + 1]]
+
+
+def told(network, stream, router, seen):
+    """Inference by the heads, with this router; without one the task is never predicted."""
+    ways = {"told": Way(router, HEADS)} if router else {}
+    known = classes(stream, seen)
+    return Inference(Columns.of(known), {HEADS: HeadExpert(network, len(known))}, ways, "told")
+
+
+def by_cosine(network, stream, seed, seen):
+    return with_cosine(network, random_router(seed, seen + 1), classes(stream, seen))
 
 
 def world(seed=0, counts=(7, 5, 3, 6, 4, 9), group=4, draws=3, batch=5, shared=False, **stream):
@@ -73,8 +85,7 @@ def plain(network, stream, router, settings, seen):
         modes["aware"].append(np.mean([by_head[network.head_of(task)] == y for y, by_head, _, _ in samples]))
         modes["agnostic"].append(np.mean([said == y for y, _, said, _ in samples]))
         groups = {"single": [[i] for i in range(len(samples))]}
-        said = Answers(torch.zeros(len(samples)), torch.zeros(0), torch.zeros(0), None)
-        groups["batch64"] = [group.tolist() for group in draw_groups(task, said, settings)]
+        groups["batch64"] = [group.tolist() for group in draw_groups(task, len(samples), settings)]
         for mode, members in groups.items():
             right, routed, counts = [], [], [0] * (seen + 1)
             for group in members:
@@ -112,7 +123,7 @@ def test_all_modes_are_those_of_a_plain_loop(seed, stream):
     seen = len(found.tasks) - 1
     router = random_router(seed, seen + 1)
     network.train()
-    result = evaluate(network, found, router, seen, settings)
+    result = evaluate(network, found, with_cosine(network, router, classes(found, seen)), seen, settings)
     accuracy, routing, confusion = plain(network, found, router, settings, seen)
     for mode, values in accuracy.items():
         assert result.accuracy[mode] == pytest.approx(values), mode
@@ -124,44 +135,48 @@ def test_the_batch_size_of_the_forward_pass_changes_nothing():
     results = []
     for batch in (1, 7, 1000):
         settings, found, network = world(batch=batch)
-        results.append(evaluate(network, found, random_router(0, 3), 2, settings))
+        results.append(evaluate(network, found, by_cosine(network, found, 0, 2), 2, settings))
+    errors = [result.confidence.pop("ece") for result in results]
+    counts = [[line["count"] for line in result.confidence.pop("bins")] for result in results]
+    assert errors == pytest.approx([errors[0]] * 3)
+    assert counts[0] == counts[1] == counts[2]
     assert results[0] == results[1] == results[2]
 
 
 def test_only_the_tasks_seen_so_far_are_evaluated():
     settings, found, network = world()
-    result = evaluate(network, found, random_router(0, 2), 1, settings)
+    result = evaluate(network, found, by_cosine(network, found, 0, 1), 1, settings)
     assert {len(values) for values in result.accuracy.values()} == {2}
     assert [len(row) for row in result.confusion["single"]] == [2, 2]
 
 
 def test_without_a_router_there_are_two_modes():
     settings, found, network = world()
-    result = evaluate(network, found, None, 2, settings)
+    result = evaluate(network, found, told(network, found, None, 2), 2, settings)
     assert result.accuracy.keys() == {"aware", "agnostic"}
     assert result.routing == result.confusion == {}
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_with_overlap_every_task_that_holds_the_label_is_right(told):
+@pytest.mark.parametrize("task", [0, 1])
+def test_with_overlap_every_task_that_holds_the_label_is_right(task):
     """Classes 0 1 2 | 2 3 4: a sample of class 2 may go to either task."""
     settings, found, network = world(counts=(4,) * 5, tasks=2, task_size=3, overlap=1)
     with torch.no_grad():  # both heads always answer class 2
         for head, place in zip(network.heads, (2, 0), strict=True):
             head.weight.zero_()
             head.bias.copy_(torch.eye(3)[place])
-    result = evaluate(network, found, Fixed(told, 2), 1, settings)
+    result = evaluate(network, found, told(network, found, Fixed(task, 2), 1), 1, settings)
     third = pytest.approx(100 / 3)
     assert result.accuracy["single"] == [third, third]  # class 2 is right by either head
     assert result.accuracy["aware"] == result.accuracy["agnostic"] == [third, third]
-    expected = [1.0, 1 / 3] if told == 0 else [1 / 3, 1.0]
+    expected = [1.0, 1 / 3] if task == 0 else [1 / 3, 1.0]
     assert result.routing["single"] == pytest.approx(expected)
-    assert result.confusion["single"] == [[12 * (told == 0), 12 * (told == 1)]] * 2
+    assert result.confusion["single"] == [[12 * (task == 0), 12 * (task == 1)]] * 2
 
 
 def test_in_domains_only_the_own_task_is_right():
     settings, found, network = world(scenario="domain", domains="permute")
-    result = evaluate(network, found, Fixed(1, 3), 2, settings)
+    result = evaluate(network, found, told(network, found, Fixed(1, 3), 2), 2, settings)
     assert result.routing["single"] == result.routing["batch64"] == [0.0, 1.0, 0.0]
 
 
@@ -171,10 +186,13 @@ def test_agnostic_takes_the_largest_logit_of_all_heads():
         for number, head in enumerate(network.heads):
             head.weight.zero_()
             head.bias.copy_(torch.tensor([0.0, float(number == 1)]))
-    said = answer(network, found.test_batches(0, [found.tasks[0].test]), None)
-    assert set(said.agnostic.tolist()) == {3}  # head 1 holds classes 2 and 3
-    assert said.energies is None
-    assert len(said.labels) == len(found.tasks[0].test)
+    inference = told(network, found, None, 2)
+    said = answer(network, found.test_batches(0, [found.tasks[0].test]), inference)
+    best = inference.columns.labels[said.scores[HEADS].argmax(1)]
+    assert set(best.tolist()) == {3}  # head 1 holds classes 2 and 3
+    assert said.evidence == {}
+    assert said.drift is None
+    assert len(said) == len(found.tasks[0].test)
 
 
 # Groups
@@ -182,8 +200,7 @@ def test_agnostic_takes_the_largest_logit_of_all_heads():
 
 def groups_of(n, size, draws, task=0, seed=0):
     settings = load({"evaluate": {"group": size, "draws": draws}, "run": {"seed": seed}})
-    said = Answers(torch.zeros(n), torch.zeros(0), torch.zeros(0), None)
-    return [group.tolist() for group in draw_groups(task, said, settings)]
+    return [group.tolist() for group in draw_groups(task, n, settings)]
 
 
 @given(st.integers(1, 300), st.integers(1, 70), st.integers(1, 25))
@@ -224,5 +241,6 @@ def test_results_enter_the_matrix_and_replace_the_routing():
     second = Evaluation({"aware": [40.0, 80.0]}, {"single": [0.1, 0.9]}, {"single": [[1, 2], [0, 3]]})
     second.enter(matrix, routing)
     assert matrix == {"aware": [[50.0], [40.0, 80.0]]}
-    assert routing == {"by_task": {"single": [0.1, 0.9]}, "confusion": {"single": [[1, 2], [0, 3]]}}
+    assert routing["by_task"] == {"single": [0.1, 0.9]}
+    assert routing["confusion"] == {"single": [[1, 2], [0, 3]]}
     assert second.means() == {"aware": 60.0}

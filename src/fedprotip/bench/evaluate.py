@@ -11,6 +11,7 @@ from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
 from fedprotip.evaluation.evaluate import evaluate
 from fedprotip.inference.route import CosineRouter
+from fedprotip.inference.ways import with_cosine
 from fedprotip.models import Network
 from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import torch_stream
@@ -67,10 +68,11 @@ def _sides(size: EvaluateSize, folder: Path) -> dict[str, Side]:
         network.add_head(stream.tasks[task].classes, inputs.SEED, task)
     router = _router(network, size)
     cache = PrefixCache(stream, settings, folder)
+    inference = with_cosine(network, router, [task.classes for task in stream.tasks])
     return {
-        "ours": lambda: evaluate(network, stream, router, last, uncached).accuracy,
+        "ours": lambda: evaluate(network, stream, inference, last, uncached).accuracy,
         "textbook": lambda: textbook.evaluate(network, stream, router, last, settings),
-        "cached": lambda: evaluate(network, stream, router, last, settings, cache).accuracy,
+        "cached": lambda: evaluate(network, stream, inference, last, settings, cache).accuracy,
     }
 
 

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedprotip.capture import Layer, find_layers
-from fedprotip.evaluation import evaluate as evaluation
-from fedprotip.evaluation.evaluate import Answers
 from fedprotip.federation.client import release
 from fedprotip.models import Network, build_network
 from fedprotip.models.freeze import frozen_prefixes
@@ -92,9 +90,3 @@ def orthonormal(d: int, r: int) -> Tensor:
 @lru_cache(maxsize=4)
 def _rotation(d: int) -> Tensor:
     return torch.linalg.qr(torch.randn(d, d, generator=torch_stream(SEED, "basis", d)))[0]
-
-
-def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
-    """The groups that mode batch64 decides on, the same for everyone."""
-    unknown = torch.zeros(samples)
-    return evaluation.draw_groups(task, Answers(unknown, unknown, unknown, None), settings)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedprotip.bench.inputs import draw_groups
+from fedprotip.evaluation.evaluate import draw_groups
 from fedprotip.federation.client import build_optimizer, local_batches
 from fedprotip.inference.route import CosineRouter
 from fedprotip.models import Network

@@ -2,18 +2,21 @@
 
 aware: the true task is given. agnostic: argmax over all heads, the paper's (-t). single: the task of each
 sample is predicted from that sample alone. batch64: the paper's protocol, one decision for a group of 64
-test samples of one task.
+test samples of one task. All ways to predict the task are scored on the same pass.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.inference.route import CosineRouter, relevance
+from fedprotip.evaluation.confidence import auroc
+from fedprotip.evaluation.confidence import summary as confidence_summary
+from fedprotip.evaluation.sweeps import Sweep
+from fedprotip.inference.ways import STATISTICS, Inference, StatisticsExpert, Way
 from fedprotip.models import Network
 from fedprotip.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
@@ -30,114 +33,211 @@ class Evaluation:
     accuracy: dict[str, list[float]]
     routing: dict[str, list[float]]  # mode → share of samples sent to a right task, by task
     confusion: dict[str, list[list[int]]]  # mode → decisions, rows = true task, columns = predicted
+    ways: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
+    drift: list[float] = field(default_factory=list)  # by task: how far class means are from their statistics
+    confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
+    unknown: dict[str, float] = field(default_factory=dict)  # AUROC of the next task, which is not learned yet
+    sweeps: dict[str, Any] = field(default_factory=dict)  # after the last task
 
     def means(self) -> dict[str, float]:
         return {mode: float(np.mean(values)) for mode, values in self.accuracy.items()}
 
     def enter(self, matrix: dict[str, list[list[float]]], routing: dict[str, Any]) -> None:
-        """Append a row to the accuracy matrices; keep the newest routing."""
+        """Append a row to the accuracy matrices; keep the newest routing, and every row of the drift."""
         for mode, values in self.accuracy.items():
             matrix.setdefault(mode, []).append(values)
-        routing.update({"by_task": self.routing, "confusion": self.confusion})
+        routing.update({"by_task": self.routing, "confusion": self.confusion, "ways": self.ways})
+        routing.update({"confidence": self.confidence, "sweeps": self.sweeps})
+        routing["unknown"] = self.unknown or routing.get("unknown", {})
+        if self.drift:
+            routing.setdefault("drift", []).append(self.drift)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model says about the test samples of one task."""
+    """What the model says about some test samples: all that any mode needs."""
 
     labels: Tensor  # (n,) true global labels
-    by_head: Tensor  # (n, H) the label each head would answer
-    agnostic: Tensor  # (n,) the label of the largest logit of all heads
-    energies: Tensor | None  # (n, T) ‖U_t U_tᵀ a‖² for routing
+    scores: dict[str, Tensor]  # expert → (n, C)
+    evidence: dict[str, Tensor]  # way → (n, E)
+    drift: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def some(self, chosen: Tensor) -> "Answers":
+        scores = {name: values[chosen] for name, values in self.scores.items()}
+        return Answers(self.labels[chosen], scores, {name: values[chosen] for name, values in self.evidence.items()})
 
 
 @torch.no_grad()
-def answer(network: Network, batches: Iterable[InputBatch], router: CosineRouter | None) -> Answers:
-    """One forward pass over the test samples of a task: all that any mode needs."""
+def answer(network: Network, batches: Iterable[InputBatch], inference: Inference, task: int | None = None) -> Answers:
+    """One forward pass over test samples; with their task also how far its classes have drifted."""
     network.eval()
     device = next(network.parameters()).device
-    head_labels = [torch.tensor(labels, device=device) for labels in network.labels]
-    every_label = torch.cat(head_labels)
-    parts: list[tuple[Tensor, ...]] = []
-    for inputs, labels in batches:
+    drift = _Drift(inference, task)
+    labels, scores, evidence = [], [], []
+    for inputs, known in batches:
         features = network.embed(inputs.to(device))
-        logits = [head(features) for head in network.heads]
-        by_head = torch.stack([known[z.argmax(1)] for known, z in zip(head_labels, logits, strict=True)], dim=1)
-        agnostic = every_label[torch.cat(logits, dim=1).argmax(1)]
-        energies = router.energies(features) if router else torch.zeros(len(labels), 0)
-        parts.append((labels, by_head.cpu(), agnostic.cpu(), energies.cpu()))
-    labels, by_head, agnostic, energies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Answers(labels, by_head, agnostic, energies if router else None)
+        seen = inference.see(features)
+        drift.add(features, known)
+        labels.append(known)
+        scores.append(seen.scores)
+        evidence.append({name: way.router.evidence(seen) for name, way in inference.ways.items()})
+    return Answers(torch.cat(labels), _joined(scores), _joined(evidence), drift.result())
 
 
 def evaluate(
     network: Network,
     stream: Stream,
-    router: CosineRouter | None,
+    inference: Inference,
     seen: int,
     settings: Settings,
     cache: PrefixCache | None = None,
 ) -> Evaluation:
     """Evaluate on tasks 0…seen, after learning task `seen`."""
-    cache, size = cache or PrefixCache(stream, settings), settings.evaluate.batch
-    modes = ("aware", "agnostic", *(ROUTED if router else ()))
+    cache, last = cache or PrefixCache(stream, settings), len(stream.tasks) - 1
+    modes = ("aware", "agnostic", *(ROUTED if inference.ways else ()))
     result = Evaluation({mode: [] for mode in modes}, {}, {})
-    if router:
+    if inference.ways:
         result.routing = {mode: [] for mode in ROUTED}
         result.confusion = {mode: [] for mode in ROUTED}
+        keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]
+        result.ways = {name: {key: [] for key in keys} for name in inference.ways}
+    sweep, known = Sweep(inference, settings), _Confidence(inference)
     for task in range(seen + 1):
-        test = stream.tasks[task].test
-        pieces = (test[start : start + size] for start in range(0, len(test), size))
-        said = answer(network, cache.test_batches(network, task, seen, pieces), router)
-        right = said.by_head == said.labels[:, None]
-        result.accuracy["aware"].append(_percent(right[:, network.head_of(task)]))
-        result.accuracy["agnostic"].append(_percent(said.agnostic == said.labels))
-        if router and said.energies is not None:
+        said = answer(network, _test_batches(network, stream, task, seen, settings, cache), inference, task)
+        own, columns = next(iter(said.scores.values())), inference.columns
+        among = own.masked_fill(columns.tasks != task, -torch.inf)
+        result.accuracy["aware"].append(_percent(columns.labels[among.argmax(1)] == said.labels))
+        result.accuracy["agnostic"].append(_percent(columns.labels[own.argmax(1)] == said.labels))
+        if said.drift is not None:
+            result.drift.append(said.drift)
+        if inference.ways:
             allowed = _right_tasks(stream, said.labels, task, seen, settings)
-            for mode, groups in (("single", None), ("batch64", draw_groups(task, said, settings))):
-                _enter_routed(result, mode, network, router, said, right, allowed, groups)
+            groups = {"single": None, "batch64": draw_groups(task, len(said), settings)}
+            for name, way in inference.ways.items():
+                for mode, members in groups.items():
+                    _enter_routed(result, mode, name, way, inference, said, allowed, members)
+            known.add(said)
+            if seen == last:
+                rng = numpy_stream(settings.run.seed, "sweep", task)
+                chosen = torch.from_numpy(np.sort(rng.permutation(len(said))[: Sweep.SAMPLES]))
+                sweep.add(said.some(chosen).evidence, said.some(chosen).scores, said.labels[chosen])
+    if inference.ways:
+        result.confidence = known.summary()
+        result.sweeps = sweep.result() if seen == last else {}
+        if seen == last - 1:  # the next task stands for inputs of no learned task
+            said = answer(network, _test_batches(network, stream, last, seen, settings, cache), inference)
+            result.unknown = known.unknown(said)
     return result
+
+
+def _test_batches(
+    network: Network, stream: Stream, task: int, seen: int, settings: Settings, cache: PrefixCache
+) -> Iterable[InputBatch]:
+    """The test samples of a task in batches, for a network that has learned tasks 0…seen."""
+    test, size = stream.tasks[task].test, settings.evaluate.batch
+    return cache.test_batches(network, task, seen, (test[start : start + size] for start in range(0, len(test), size)))
 
 
 def _enter_routed(
     result: Evaluation,
     mode: str,
-    network: Network,
-    router: CosineRouter,
+    name: str,
+    way: Way,
+    inference: Inference,
     said: Answers,
-    right: Tensor,
     allowed: Tensor,
-    groups: list[Tensor] | None,
+    groups: Sequence[Tensor] | None,
 ) -> None:
-    """Route every group by its pooled relevance and score its members with the head of that task.
+    """Score one way: every group is decided by its pooled evidence; without groups every sample alone."""
+    samples, decisions, answers = inference.route(way, said.evidence[name], said.scores, groups)
+    found = decisions.argmax(1)
+    sizes = [1] * len(found) if groups is None else [len(group) for group in groups]
+    tasks = found.repeat_interleave(torch.tensor(sizes))
+    accuracy = _percent(answers == said.labels[samples])
+    right = float(allowed[samples, tasks].double().mean())
+    result.ways[name][mode].append(accuracy)
+    result.ways[name][f"routing_{mode}"].append(right)
+    if name == inference.chosen:
+        result.accuracy[mode].append(accuracy)
+        result.routing[mode].append(right)
+        result.confusion[mode].append(torch.bincount(found, minlength=decisions.shape[1]).tolist())
 
-    Without groups every sample is decided alone.
+
+class _Drift:
+    """How far the mean of each class lies from its statistics, in standard deviations of a sample.
+
+    The mean of n samples lies √(d/n) away by chance alone, which is taken off.
     """
-    assert said.energies is not None
-    if groups is None:
-        samples, decisions = torch.arange(len(said.labels)), router.route(said.energies.sqrt())
-        routed = decisions
-    else:
-        samples = torch.cat(groups)
-        decisions = router.route(torch.stack([relevance(said.energies[group]) for group in groups]))
-        routed = decisions.repeat_interleave(torch.tensor([len(group) for group in groups]))
-    heads = torch.tensor([network.head_of(task) for task in range(len(router.bases))])[routed]
-    result.accuracy[mode].append(_percent(right[samples, heads]))
-    result.routing[mode].append(float(allowed[samples, routed].double().mean()))
-    result.confusion[mode].append(torch.bincount(decisions, minlength=len(router.bases)).tolist())
+
+    def __init__(self, inference: Inference, task: int | None) -> None:
+        expert = inference.experts.get(STATISTICS)
+        self._expert = expert if task is not None and isinstance(expert, StatisticsExpert) else None
+        own = torch.isin(inference.columns.tasks, torch.tensor([] if task is None else [task]))
+        self._own = own.nonzero().flatten()
+        self._labels = inference.columns.labels[self._own]
+        if self._expert:
+            width = self._expert.gaussians.centres.shape[1]
+            self._sums, self._counts = torch.zeros(len(self._own), width), torch.zeros(len(self._own))
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        if self._expert:
+            rows = (labels[:, None] == self._labels).int().argmax(1)
+            self._sums.index_add_(0, rows, self._expert.whiten(features))
+            self._counts += torch.bincount(rows, minlength=len(self._counts))
+
+    def result(self) -> float | None:
+        if self._expert is None:
+            return None
+        rows = self._expert.rows[self._own]
+        known = self._expert.gaussians.seen[rows] & (self._counts > 0)
+        counts = self._counts[known]
+        apart = self._sums[known] / counts[:, None] - self._expert.gaussians.centres[rows][known]
+        beyond = (apart.square().sum(1) - apart.shape[1] / counts).clamp_min(0).sqrt()
+        return float(beyond.mean()) if len(beyond) else 0.0
 
 
-def draw_groups(task: int, said: Answers, settings: Settings) -> list[Tensor]:
+class _Confidence:
+    """Probabilities of mode single, and how unusual samples look, over all tasks."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._sure: list[Tensor] = []
+        self._right: list[Tensor] = []
+        self._inside: dict[str, list[Tensor]] = {}
+
+    def add(self, said: Answers) -> None:
+        answers, sure = self._inference.single(said.evidence, said.scores)
+        self._sure.append(sure)
+        self._right.append(answers == said.labels)
+        for name, score in self._inference.unusual(said.scores).items():
+            self._inside.setdefault(name, []).append(score)
+
+    def summary(self) -> dict[str, Any]:
+        temperature = self._inference.calibration.temperature
+        return confidence_summary(torch.cat(self._sure), torch.cat(self._right)) | {"temperature": temperature}
+
+    def unknown(self, said: Answers) -> dict[str, float]:
+        """AUROC of every score of unusualness for samples of a task that was never learned."""
+        return {
+            name: auroc(torch.cat(self._inside[name]), score)
+            for name, score in self._inference.unusual(said.scores).items()
+        }
+
+
+def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
     """Groups of one task for mode batch64.
 
     With enough samples for `draws` groups each sample is in exactly one; else seeded draws of a group each
     (with replacement only when the task has fewer samples than a group).
     """
-    size, draws, n = settings.evaluate.group, settings.evaluate.draws, len(said.labels)
+    size, draws = settings.evaluate.group, settings.evaluate.draws
     rng = numpy_stream(settings.run.seed, "groups", task)
-    if n >= size * draws:
-        return list(torch.from_numpy(rng.permutation(n)).split(size))
-    return [torch.from_numpy(rng.choice(n, size, replace=n < size)) for _ in range(draws)]
+    if samples >= size * draws:
+        return list(torch.from_numpy(rng.permutation(samples)).split(size))
+    return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
 
 
 def _right_tasks(stream: Stream, labels: Tensor, task: int, seen: int, settings: Settings) -> Tensor:
@@ -146,6 +246,10 @@ def _right_tasks(stream: Stream, labels: Tensor, task: int, seen: int, settings:
         return (torch.arange(seen + 1) == task).expand(len(labels), -1)
     held = [torch.isin(labels, torch.tensor(stream.tasks[other].classes)) for other in range(seen + 1)]
     return torch.stack(held, dim=1)
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _percent(correct: Tensor) -> float:

@@ -12,12 +12,10 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
     by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
     accuracy = {mode: average_accuracy(rows) for mode, rows in matrix.items()}
     shares = {mode: sum(values) / len(values) for mode, values in by_task.items()}
-    routers = {}
-    if by_task:
-        routers[getattr(settings.method, "router", "cosine")] = {
-            **{mode: accuracy[mode] for mode in by_task},
-            **{f"routing_{mode}": share for mode, share in shares.items()},
-        }
+    routers = {
+        way: {key: sum(values) / len(values) for key, values in figures.items()}
+        for way, figures in routing.get("ways", {}).items()
+    }
     return {
         "method": settings.method.name,
         "scenario": settings.stream.scenario,
@@ -28,6 +26,8 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         "forgetting": {mode: forgetting(rows) for mode, rows in matrix.items()},
         "routing": shares | {f"{mode}_by_task": values for mode, values in by_task.items()},
         "routers": routers,
+        **{key: routing.get(key, {}) for key in ("confidence", "unknown", "sweeps")},
+        "drift": routing.get("drift", []),
         "matrix": matrix,
         "confusion": confusion,
         "bytes": progress["bytes"],

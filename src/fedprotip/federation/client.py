@@ -14,6 +14,7 @@ from fedprotip.errors import UsageError, nearest
 from fedprotip.federation.wire import Wire
 from fedprotip.files import ClientStore
 from fedprotip.messages import Message
+from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.models.norms import moving_norms, training_mode
@@ -91,6 +92,8 @@ class Workspace:
             client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed, self.cache
         )
         with torch.no_grad():
+            if kind == statistics.START:
+                return statistics.gather(local, self.settings, mapped=False)
             return self.method.summarise(kind, local)
 
 

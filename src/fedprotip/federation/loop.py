@@ -1,6 +1,7 @@
 """Algorithm 1 of the paper: FedProTIP's training procedure, and that of every other method.
 
     for every task t:
+        (optionally its head begins in closed form, from one exchange of statistics)
         for every round e:      clients train from W^(t,e−1), projected (Eq. 4–5); the server averages (Eq. 6)
         at the end of the task: clients send bases (Eq. 7–9), the server merges them (Eq. 10),
                                 clients send references against the merged bases (Eq. 11)
@@ -21,6 +22,7 @@ from fedprotip.federation.journal import Journal
 from fedprotip.federation.local import LocalEngine, Reply
 from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.statistics import START
 
 PATIENCE = 3
 """Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""
@@ -39,7 +41,10 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
         if absent and progress.round == 0:
             journal.event("absent", task=task, clients=absent, reason="no data of this task")
 
-        for round_ in range(progress.round, settings.train.rounds):
+        if settings.train.head_start == "closed" and progress.round == 0:
+            with journal.phase(progress, "start"):
+                start_task(server, engine, journal, present, task)
+        for round_ in range(progress.round, server.method.rounds(task)):
             if probe:
                 with journal.phase(progress, "geometry"):
                     probe.measure(task, round_)
@@ -55,8 +60,8 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
             with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
-            router = server.method.router(server.knowledge) if server.method.routes else None
-            evaluation = evaluate(server.network, server.stream, router, task, settings, server.cache)
+            inference = server.inference(task)
+            evaluation = evaluate(server.network, server.stream, inference, task, settings, server.cache)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.knowledge)
@@ -83,6 +88,17 @@ def train_round(
     journal.event("round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started)
     if server.progress.barren >= PATIENCE:
         raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
+
+
+def start_task(server: Server, engine: LocalEngine, journal: Journal, present: list[int], task: int) -> None:
+    """One exchange before the first round: the new head begins as the discriminant of the summed statistics."""
+    if not server.has_new_head(task):
+        return
+    parcel = logged(server, journal, task, None, lambda client: server.parcel(client, task))
+    replies = engine.summarise(present, START, parcel)
+    checked = list(valid(replies, server, journal, task, None, lambda message: server.check_start(message, task)))
+    if checked:
+        server.start_head(checked, task)
 
 
 def finish_task(

@@ -10,7 +10,10 @@ from fedprotip.federation.average import Average
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
 from fedprotip.federation.wire import START, Wire
 from fedprotip.files import Tensors
+from fedprotip.inference.statistics import Gaussians
+from fedprotip.inference.ways import Inference
 from fedprotip.messages import BadMessage, Message
+from fedprotip.methods import statistics
 from fedprotip.methods.base import Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.prefix import PrefixCache
@@ -107,6 +110,31 @@ class Server:
         self.news = {name: self.news.get(name, tensor).copy_(tensor) for name, tensor in average.result().items()}
         load_state(self.network, self.wire.unpack(self.news))
         self.progress.version += 1
+
+    def has_new_head(self, task: int) -> bool:
+        """Whether this task trains a head of its own; a head that all tasks share is new once."""
+        return bool(self.method.rounds(task)) and (task == 0 or not self.network.shared_head)
+
+    def check_start(self, message: Message, task: int) -> None:
+        statistics.check(message, len(self.network.labels[self.network.head_of(task)]), self.network.features)
+
+    def start_head(self, replies: list[tuple[int, Message]], task: int) -> None:
+        """The head of a new task as the linear discriminant of its statistics; it travels like a round's result."""
+        sums = statistics.added(replies)
+        if not sums.seen.any():
+            return
+        weight, bias = Gaussians.of(sums).head()
+        name = f"heads.{self.network.head_of(task)}"
+        head = {f"{name}.weight": weight, f"{name}.bias": bias}
+        load_state(self.network, head)
+        state = moving_state(self.network, self.settings, task)
+        self.news = {key: tensor.clone() for key, tensor in self.wire.pack(state).items() if key in head}
+        self.progress.version += 1
+
+    def inference(self, task: int) -> Inference:
+        """How samples of tasks 0…task are answered."""
+        classes = [known.classes for known in self.stream.tasks[: task + 1]]
+        return self.method.inference(self.network, self.knowledge, classes)
 
     def settle(self) -> None:
         """End a task: what moved in it travels as it is from now on, for its coordinates end with its bases."""

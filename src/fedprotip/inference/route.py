@@ -19,6 +19,18 @@ def reference(moment: Tensor, samples: int, basis: Tensor) -> float:
     return ((basis * (moment.double() @ basis)).sum().clamp_min(0) / samples).sqrt().item()
 
 
+def energy_variance(moment: Tensor, total: Tensor, samples: int, basis: Tensor) -> float:
+    """Variance of ‖UUᵀa‖² over a client's features, if they are normal: 2·tr(S²) + 4·mᵀSm for m, S within U.
+
+    Args:
+        moment: Σ a aᵀ (d, d); total: Σ a (d,); samples: their number n; basis: U_L^(t) (d, r).
+    """
+    basis = basis.double()
+    mean = total.double() @ basis / samples
+    within = basis.T @ (moment.double() @ basis) / samples - torch.outer(mean, mean)
+    return (2 * within.square().sum() + 4 * mean @ within @ mean).clamp_min(0).item()
+
+
 def energies(features: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """‖U_t U_tᵀ a‖² of every feature (n, d) for every task's routing basis: (n, T)."""
     sizes = [basis.shape[1] for basis in bases]

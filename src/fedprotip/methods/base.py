@@ -12,19 +12,20 @@ class Mine(Method):
         return super().loss(network, inputs, labels, task) + ...
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedprotip.capture import Layer
 from fedprotip.errors import UsageError
 from fedprotip.files import ClientStore
-from fedprotip.inference.route import CosineRouter
+from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference
 from fedprotip.messages import Message
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
@@ -56,13 +57,26 @@ class ClientTask:
 
     def batches(self, images: int, batch: int) -> Iterator[Inputs]:
         """Up to `images` randomly chosen training images of this client, in batches for `network.embed`."""
-        samples = self.stream.client_samples(self.task, self.client)
         rng = numpy_stream(self.seed, "summary", self.task, self.client)
-        chosen = np.sort(rng.permutation(samples)[:images])
+        for inputs, _ in self._deliver(rng.permutation(self._samples())[:images], batch):
+            yield inputs
+
+    def labelled(self, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """All training images of this client with their labels, in batches for `network.embed`."""
+        return self._deliver(np.sort(self._samples()), batch)
+
+    def labels(self) -> Tensor:
+        """The labels of all training images of this client (n,)."""
+        return self.stream.dataset.train_labels[torch.from_numpy(self._samples())]
+
+    def _samples(self) -> np.ndarray:
+        return self.stream.client_samples(self.task, self.client)
+
+    def _deliver(self, samples: np.ndarray, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
         device = next(self.network.parameters()).device
-        parts = (chosen[start : start + batch] for start in range(0, len(chosen), batch))
-        for inputs, _ in self.cache.train_batches(self.network, self.task, parts):
-            yield inputs.to(device)
+        parts = (samples[start : start + batch] for start in range(0, len(samples), batch))
+        for inputs, labels in self.cache.train_batches(self.network, self.task, parts):
+            yield inputs.to(device), labels
 
 
 @dataclass(frozen=True)
@@ -98,12 +112,12 @@ class Method:
     name: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     routes: ClassVar[bool] = False
-    """Whether it predicts the task of a sample (modes single and batch64)."""
+    """Whether it predicts the task of a sample (modes single and batch64); then with domains every one has a head."""
     sees_images: ClassVar[bool] = False
     """Whether `loss` needs the images themselves; then a frozen prefix runs every time."""
     protects: ClassVar[bool] = False
     """Whether it keeps updates out of subspaces (`projectors`), so that their geometry can be measured."""
-    task_end: ClassVar[tuple["Exchange", ...]] = ()
+    task_end: tuple["Exchange", ...] = ()
     """What clients send at the end of a task, in this order."""
     Options: ClassVar[type[MethodSettings]] = MethodSettings
 
@@ -118,6 +132,10 @@ class Method:
                 f"stream.scenario = {self.settings.stream.scenario!r} is not possible with method.name = "
                 f"{self.name!r}; it supports: {', '.join(self.scenarios)}."
             )
+
+    def rounds(self, task: int) -> int:
+        """Rounds of training in a task."""
+        return self.settings.train.rounds
 
     # Both sides
 
@@ -173,9 +191,9 @@ class Method:
         """Merge the clients' messages (valid, in client order) into what all clients receive; None: nothing."""
         raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not digest it")
 
-    def router(self, knowledge: Knowledge) -> CosineRouter | None:
-        """How the task of a sample is predicted; None for methods without routing."""
-        return None
+    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        """How samples are answered, given the classes of every task so far; without ways no task is predicted."""
+        return Inference(Columns.of(classes), {HEADS: HeadExpert(network, len(classes))})
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         """For the report: (layer → rank so far, layer → d)."""

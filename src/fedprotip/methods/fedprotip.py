@@ -1,22 +1,31 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from fedprotip.capture import Layer, capture, find_layers
-from fedprotip.inference.route import CosineRouter, fill_missing, reference
+from fedprotip.inference.route import CosineRouter, energy_variance, fill_missing, reference
+from fedprotip.inference.ways import (
+    HEADS,
+    STATISTICS,
+    ClassEvidence,
+    Inference,
+    RelevanceGaussians,
+    Vote,
+    Way,
+)
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
+from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Constraint, Exchange, Knowledge, Method, register
 from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
-from fedprotip.models.steps import Inputs
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
@@ -33,6 +42,12 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
+SMALL = 64
+"""Images per pass of extraction: large maps of many images would only take memory."""
+PARTS = ("values", "variances", "counts")
+"""Tensors of a reference message."""
+
+
 class FedProTIPOptions(MethodSettings):
     name: str = Field("fedprotip", description="Method; its own settings follow.")
     threshold: float = Field(0.7, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
@@ -46,8 +61,11 @@ class FedProTIPOptions(MethodSettings):
         description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM).",
     )
     columns: int = Field(512, ge=1, description="m_s: sampled activation columns per layer and client.")
-    images: int = Field(
-        1280, ge=1, description="m: images per client that activations are taken from; never more than columns."
+    images: int = Field(1280, ge=1, description="m: images per client that activations are taken from, at most.")
+    per_image: int = Field(
+        8,
+        ge=1,
+        description="Columns per image: no more images are used than give m_s columns of a layer at this rate.",
     )
     projection: Literal["local", "global", "none"] = Field(
         "local", description="local: every client step (the method); global: after averaging; none."
@@ -61,8 +79,21 @@ class FedProTIPOptions(MethodSettings):
         description="union of the clients' spans (Eq. 10), or the dominant directions of all together.",
     )
     routing_rank: int = Field(0, ge=0, description="Directions of U_L per task; 0: by ε, as the paper does.")
-    router: Literal["cosine"] = Field("cosine", description="How references are compared: cosine and vote (Eq. 12).")
+    statistics: bool = Field(
+        True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
+    )
+    router: Literal["cosine", "gaussian", "statistics", "statistics-heads", "fused"] = Field(
+        "cosine",
+        description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
+        "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads.",
+    )
     voters: int = Field(0, ge=0, description="Clients that vote on the task of a sample; 0: all.")
+
+    @model_validator(mode="after")
+    def _router_has_its_statistics(self) -> "FedProTIPOptions":
+        if self.router not in ("cosine", "gaussian") and not self.statistics:
+            raise ValueError(f"method.router = {self.router!r} needs method.statistics = true")
+        return self
 
     @field_validator("layer_thresholds")
     @classmethod
@@ -78,11 +109,12 @@ class FedProTIP(Method):
     name = "fedprotip"
     routes = True
     protects = True
-    task_end: ClassVar[tuple[Exchange, ...]] = (Exchange("basis"), Exchange("reference", everyone=True))
     Options: ClassVar[type[MethodSettings]] = FedProTIPOptions
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        told = (Exchange(statistics.KIND),) if self.options.statistics else ()
+        self.task_end = (*told, Exchange("basis"), Exchange("reference", everyone=True))
         self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
         self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
         self._known: tuple[list[tuple[Layer, Projector]], dict[str, Projector]] | None = None
@@ -168,18 +200,23 @@ class FedProTIP(Method):
     # Task end, client: Eq. 7–9, then Eq. 11
 
     def summarise(self, kind: str, local: ClientTask) -> Message:
+        if kind == statistics.KIND:
+            return self._count(local)
         return self._extract(local) if kind == "basis" else self._refer(local)
 
+    def _count(self, local: ClientTask) -> Message:
+        """Class statistics of all samples; the moments of their features stay with the client, for routing."""
+        moments = _Moments(local.network.features)
+        message = statistics.gather(local, self.settings, also=moments.add)
+        local.store.put(local.client, f"moment-{local.task}", moments.tensors())
+        return message
+
     def _extract(self, local: ClientTask) -> Message:
-        """Core bases of every layer; the second moment of the final features stays with the client."""
+        """Core bases of every layer, and of the final features, whose moments stay with the client."""
         options, earlier = self.options, self._earlier(local.network, local.knowledge, local.task)
-        columns, moment, samples = self._observe(local, earlier)
-        local.store.put(local.client, f"moment-{local.task}", {"moment": moment, "samples": torch.tensor(samples)})
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in earlier.items()}
-        for name, a in columns.items():
-            threshold = self.threshold(name, local.task)
-            cores[name] = core_basis(a.cpu(), earlier.get(name, a[:, :0].cpu()), threshold, options.rank_rule)
-        threshold = self.threshold(ROUTING, local.task)
+        cores |= self.layer_cores(local)
+        moment, threshold = self._moments(local)["moment"], self.threshold(ROUTING, local.task)
         cores[ROUTING] = core_of_moment(moment, earlier[ROUTING], threshold, options.rank_rule, options.routing_rank)
         tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
@@ -196,28 +233,12 @@ class FedProTIP(Method):
             self._known = projectors, known
         return self._known[1]
 
-    def _observe(self, local: ClientTask, earlier: dict[str, Projector]) -> tuple[dict[str, Tensor], Tensor, int]:
-        """One pass over m images: sampled columns of the layers; Σ aaᵀ of the final features, and how many.
-
-        With m_s columns a layer takes no more than m_s images: then even a 1×1 map gives that many, and larger
-        maps are sampled from so many different images that more would not make the bases better.
-        """
-        network, features = local.network, local.network.features
-        moment, samples = torch.zeros(features, features, dtype=torch.float64), 0
-
-        def embed(batch: Inputs) -> None:
-            nonlocal samples
-            output = network.embed(batch).double()
-            samples += len(output)
-            moment.add_((output.T @ output).cpu())
-
-        options, size = self.options, self.settings.evaluate.batch
+    def layer_cores(self, local: ClientTask) -> dict[str, Core]:
+        """Eq. 7–9 for every layer that later tasks may move: from sampled columns of as few images as they need."""
+        options, network = self.options, local.network
         if options.projection == "none":  # only routing needs a basis
-            for batch in local.batches(options.images, size):
-                embed(batch)
-            return {}, moment, samples
-        batches = local.batches(min(options.images, options.columns), size)
-        seed = (local.seed, "columns", local.task, local.client)
+            return {}
+        earlier = self._earlier(network, local.knowledge, local.task)
         frozen = frozen_prefixes(self.settings.model, local.task + 1)  # needs no protection from later tasks
         full = {name for name, projector in earlier.items() if not projector.room}
         layers = {
@@ -225,28 +246,56 @@ class FedProTIP(Method):
             for name, group in find_layers(network.backbone, False).items()
             if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
         }
-        return capture(network.backbone, batches, options.columns, seed, layers, embed), moment, samples
+        batches = local.batches(min(options.images, options.columns), min(SMALL, options.columns))
+        seed = (local.seed, "columns", local.task, local.client)
+        columns = capture(
+            network.backbone, batches, options.columns, seed, layers, network.embed, per_image=options.per_image
+        )
+        cores = {}
+        for name in list(columns):
+            a = columns.pop(name).cpu()
+            threshold = self.threshold(name, local.task)
+            cores[name] = core_basis(a, earlier.get(name, a[:, :0]), threshold, options.rank_rule)
+        return cores
+
+    def _moments(self, local: ClientTask) -> dict[str, Tensor]:
+        """Moments of the final features: what `_count` left, or of m images."""
+        kept = local.store.get(local.client, f"moment-{local.task}") if self.options.statistics else None
+        if kept is None:
+            moments = _Moments(local.network.features)
+            for batch in local.batches(min(self.options.images, self.options.columns), self.settings.evaluate.batch):
+                moments.add(local.network.embed(batch))
+            kept = moments.tensors()
+            local.store.put(local.client, f"moment-{local.task}", kept)
+        return kept
 
     def _refer(self, local: ClientTask) -> Message:
         """Eq. 11 for every task this client has seen, against the global bases of all tasks so far."""
         routing = SubspaceBank.from_tensors(local.knowledge).routing
-        values = torch.zeros(len(routing), len(routing))
+        values, variances = torch.zeros(2, len(routing), len(routing))
         counts = torch.zeros(len(routing), dtype=torch.int64)
         for task in range(len(routing)):
             kept = local.store.get(local.client, f"moment-{task}")
             if kept is not None:
                 counts[task] = kept["samples"]
                 for other, basis in enumerate(routing):
-                    values[task, other] = reference(kept["moment"], int(kept["samples"]), basis)
-        return Message("reference", {"values": values, "counts": counts})
+                    samples = int(kept["samples"])
+                    values[task, other] = reference(kept["moment"], samples, basis)
+                    variances[task, other] = energy_variance(kept["moment"], kept["sum"], samples, basis)
+        return Message("reference", {"values": values, "variances": variances, "counts": counts})
 
     # Task end, server: Eq. 10, then the references of all clients
 
     def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
         if message.kind == "reference":
-            message.check("reference", {"values": Spec((task + 1, task + 1)), "counts": Spec((task + 1,), torch.int64)})
-            if (message.tensors["values"] < 0).any() or (message.tensors["counts"] < 0).any():
-                raise BadMessage("a reference or a count is negative")
+            table = Spec((task + 1, task + 1))
+            message.check("reference", {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
+            if any((tensor < 0).any() for tensor in message.tensors.values()):
+                raise BadMessage("a reference, a variance or a count is negative")
+            return
+        if message.kind == statistics.KIND:
+            width = statistics.feature_map(network, self.settings).out
+            statistics.check(message, len(network.labels[network.head_of(task)]), width)
             return
         bank, features = SubspaceBank.from_tensors(knowledge), network.features
         layers = {lay.name: lay.d for group in find_layers(network.backbone, False).values() for lay in group}
@@ -274,6 +323,9 @@ class FedProTIP(Method):
     ) -> Message | None:
         if kind == "reference":
             knowledge.update(_collected(replies, knowledge, task))
+            return None
+        if kind == statistics.KIND:
+            statistics.remember(knowledge, statistics.added(replies))
             return None
         return self._merge(replies, network, knowledge, task)
 
@@ -322,13 +374,39 @@ class FedProTIP(Method):
         fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 
-    def router(self, knowledge: Knowledge) -> CosineRouter | None:
+    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        own = super().inference(network, knowledge, classes)
+        cosine = self._cosine(knowledge)
+        ways = {"cosine": Way(Vote(cosine), HEADS), "gaussian": Way(self._gaussian(knowledge), HEADS)}
+        experts = dict(own.experts)
+        if self.options.statistics:
+            experts[STATISTICS] = statistics.expert(network, knowledge, own.columns, self.settings)
+            evidence = ClassEvidence(own.columns)
+            ways |= {
+                "statistics": Way(evidence, STATISTICS, hard=False),
+                "statistics-heads": Way(evidence, HEADS),
+                "fused": Way(evidence, HEADS, hard=False),
+            }
+        return Inference(own.columns, experts, ways, self.options.router)
+
+    def _cosine(self, knowledge: Knowledge) -> CosineRouter:
         counts, clients = knowledge["references/counts"], knowledge["references/clients"]
         references = fill_missing(knowledge["references/values"], counts)
         if 0 < self.options.voters < len(clients):
             order = numpy_stream(self.settings.run.seed, "voters").permutation(len(clients))
             references = references[torch.from_numpy(order[: self.options.voters]).sort().values]
         return CosineRouter(SubspaceBank.from_tensors(knowledge).routing, references)
+
+    def _gaussian(self, knowledge: Knowledge) -> RelevanceGaussians:
+        """Energies of all clients together: their mean, and their variance within and between clients."""
+        counts = knowledge["references/counts"].double()[:, :, None]
+        values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
+        known = ~values.isnan()
+        weights = counts * known / (counts * known).sum(0).clamp_min(1)
+        means = torch.where(known, values.square(), 0.0)
+        pooled = (weights * means).sum(0)
+        spread = torch.where(known, variances, 0.0) + (means - pooled).square()
+        return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, (weights * spread).sum(0))
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(knowledge)
@@ -338,23 +416,40 @@ class FedProTIP(Method):
         return {name: shape[1] for name, shape in shapes.items()}, {name: shape[0] for name, shape in shapes.items()}
 
 
+class _Moments:
+    """Number, sum and second moment of a client's features; the features themselves are gone."""
+
+    def __init__(self, d: int) -> None:
+        self._samples = 0
+        self._sum, self._moment = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> None:
+        features = features.double().cpu()
+        self._samples += len(features)
+        self._sum += features.sum(0)
+        self._moment.addmm_(features.T, features)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"samples": torch.tensor(self._samples), "sum": self._sum, "moment": self._moment}
+
+
 def _collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> Knowledge:
     """References of all clients (K, T, T), NaN where a client has none; clients that left keep theirs."""
     tasks = task + 1
-    table: dict[int, tuple[Tensor, Tensor]] = {}
+    table: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     if "references/values" in knowledge:
-        old = (knowledge[f"references/{part}"] for part in ("clients", "values", "counts"))
-        for client, values, counts in zip(*old, strict=True):
+        old = (knowledge[f"references/{part}"] for part in ("clients", "values", "variances", "counts"))
+        for client, values, variances, counts in zip(*old, strict=True):
             missing = tasks - len(counts)
-            padded = nn.functional.pad(values, (0, missing, 0, missing), value=torch.nan)
-            table[int(client)] = padded, nn.functional.pad(counts, (0, missing))
+            square, line = (0, missing, 0, missing), (0, missing)
+            values, variances = (nn.functional.pad(part, square, value=torch.nan) for part in (values, variances))
+            table[int(client)] = values, variances, nn.functional.pad(counts, line)
     for client, message in replies:
-        values, counts = message.tensors["values"], message.tensors["counts"]
+        values, variances, counts = (message.tensors[part] for part in ("values", "variances", "counts"))
         if counts.any():
-            table[client] = torch.where(counts[:, None] > 0, values, torch.nan), counts
+            seen = counts[:, None] > 0
+            table[client] = torch.where(seen, values, torch.nan), torch.where(seen, variances, torch.nan), counts
     clients = sorted(table)
-    return {
-        "references/clients": torch.tensor(clients),
-        "references/values": torch.stack([table[client][0] for client in clients]),
-        "references/counts": torch.stack([table[client][1] for client in clients]),
-    }
+    parts = zip(*(table[client] for client in clients), strict=True)
+    named = {f"references/{part}": torch.stack(rows) for part, rows in zip(PARTS, parts, strict=True)}
+    return {"references/clients": torch.tensor(clients), **named}

@@ -1,0 +1,91 @@
+"""How accuracy depends on the samples that come together: how many, and whether they are of one task."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprotip.inference.groups import mixture
+from fedprotip.inference.ways import Inference, Way
+from fedprotip.seeds import numpy_stream
+from fedprotip.settings import Settings
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+PURITIES = (1.0, 0.75, 0.5)
+GROUP = 64
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One way and what it needs to know about all samples."""
+
+    inference: Inference
+    way: Way
+    evidence: Tensor  # (n, E)
+    said: Tensor  # (n, C) log p(class | task)
+    labels: Tensor  # (n,)
+
+    def accuracy(self, groups: list[Tensor], rule: str) -> float:
+        samples = torch.cat(groups)
+        tasks = torch.cat([self._tasks(self.evidence[group], rule) for group in groups])
+        answers, _ = self.inference.answer(tasks, self.said[samples])
+        return 100 * float((answers == self.labels[samples]).double().mean())
+
+    def _tasks(self, evidence: Tensor, rule: str) -> Tensor:
+        """log p(task) of every sample of a group."""
+        if rule == "mixture":
+            return mixture(evidence / self.inference.calibration.temperature).float()
+        if rule == "alone":
+            return self.inference.decide(self.way, evidence, torch.ones(len(evidence)))
+        size = torch.tensor([float(len(evidence))])
+        return self.inference.decide(self.way, evidence.mean(0, keepdim=True), size).expand(len(evidence), -1)
+
+
+class Sweep:
+    """Collects some test samples of every task, and asks each way about groups of them.
+
+    pooled: one decision for the whole group. alone: every sample for itself. mixture: one task or several, as the group
+    itself tells (only for ways whose evidence is a likelihood).
+    """
+
+    SAMPLES: ClassVar[int] = 512
+
+    def __init__(self, inference: Inference, settings: Settings) -> None:
+        self._inference, self._settings = inference, settings
+        self._parts: list[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]] = []
+
+    def add(self, evidence: dict[str, Tensor], scores: dict[str, Tensor], labels: Tensor) -> None:
+        """Samples of the next task."""
+        self._parts.append((evidence, scores, labels))
+
+    def result(self) -> dict[str, Any]:
+        """Accuracy (%): `size` by way and group size, `purity` by way, rule and purity."""
+        evidence = {n: torch.cat([p[0][n] for p in self._parts]) for n in self._parts[0][0]}
+        scores = {n: torch.cat([p[1][n] for p in self._parts]) for n in self._parts[0][1]}
+        labels = torch.cat([part[2] for part in self._parts])
+        tasks = torch.repeat_interleave(torch.tensor([len(part[2]) for part in self._parts]))
+        by_size, by_purity = {}, {}
+        for name, way in self._inference.ways.items():
+            ask = _Question(self._inference, way, evidence[name], self._inference.said(way, scores), labels)
+            by_size[name] = [ask.accuracy(self._groups(tasks, size, 1.0), "pooled") for size in SIZES]
+            rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")
+            mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
+            by_purity[name] = {rule: [ask.accuracy(groups, rule) for groups in mixed] for rule in rules}
+        return {"sizes": list(SIZES), "size": by_size, "purities": list(PURITIES), "purity": by_purity}
+
+    def _groups(self, tasks: Tensor, size: int, purity: float) -> list[Tensor]:
+        """Seeded groups, as many for every task; the rest of a mixed one comes from all other tasks."""
+        rng = numpy_stream(self._settings.run.seed, "sweep-groups", size, round(100 * purity))
+        draws = max(self._settings.evaluate.draws, Sweep.SAMPLES // size)
+        groups, numbers = [], np.arange(len(tasks))
+        for task in range(int(tasks.max()) + 1):
+            own, others = numbers[tasks.numpy() == task], numbers[tasks.numpy() != task]
+            count = round(size * purity) if len(others) else size
+            for _ in range(draws):
+                mine = rng.choice(own, count, replace=len(own) < count)
+                more = size - count
+                rest = rng.choice(others, more, replace=len(others) < more) if more else mine[:0]
+                groups.append(torch.from_numpy(np.concatenate([mine, rest])))
+        return groups

@@ -1,0 +1,277 @@
+"""From features to answers: experts score classes, routers score tasks, and a way joins one of each.
+
+Everything here is per sample; a group of samples of one task pools its evidence first, by the same rule for one sample,
+8, 64 or all that a device has sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedprotip.inference.calibration import Calibration
+from fedprotip.inference.route import CosineRouter, energies
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums
+from fedprotip.models import Network
+
+HEADS, STATISTICS, RIDGE = "heads", "statistics", "ridge"
+"""Names of experts."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All answers there are, a class of a task each, in the order in which every expert scores them."""
+
+    labels: Tensor  # (C,) global labels; with overlap or domains a label stands in several tasks
+    tasks: Tensor  # (C,)
+
+    @classmethod
+    def of(cls, classes: Sequence[Sequence[int]]) -> "Columns":
+        """From the classes of every task."""
+        labels = torch.tensor([label for known in classes for label in known])
+        return cls(labels, torch.repeat_interleave(torch.tensor([len(known) for known in classes])))
+
+    def by_task(self, scores: Tensor) -> Tensor:
+        """log Σ exp of the scores (n, C) of every task's classes, (n, T)."""
+        return torch.stack([scores[:, columns].logsumexp(1) for columns in self._of_task()], dim=1)
+
+    def largest(self, scores: Tensor) -> Tensor:
+        """The largest score of every task's classes, (n, T)."""
+        return torch.stack([scores[:, columns].amax(1) for columns in self._of_task()], dim=1)
+
+    def within_task(self, scores: Tensor) -> Tensor:
+        """log p(class | task), (n, C): what an expert says once the task is known."""
+        parts = [scores[:, columns].log_softmax(1) for columns in self._of_task()]
+        return torch.cat(parts, dim=1).nan_to_num(-torch.inf)
+
+    def by_label(self, sums: Sums) -> tuple[Sums, Tensor]:
+        """Sums of every label, of whatever tasks, and the row of each answer among them (C,)."""
+        known, rows = self.labels.unique(return_inverse=True)
+        counts, totals = sums.counts.new_zeros(len(known)), sums.sums.new_zeros(len(known), sums.sums.shape[1])
+        return Sums(counts.index_add(0, rows, sums.counts), totals.index_add(0, rows, sums.sums), sums.moment), rows
+
+    def _of_task(self) -> list[slice]:
+        ends = torch.bincount(self.tasks).cumsum(0).tolist()
+        return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+# Experts: features (n, d) → scores (n, C)
+
+
+@dataclass(frozen=True)
+class HeadExpert:
+    """The trained heads; a head that all tasks share answers for each of them."""
+
+    network: Network
+    tasks: int
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return torch.cat([self.network.logits(features, task) for task in range(self.tasks)], dim=1).cpu()
+
+
+@dataclass(frozen=True)
+class StatisticsExpert:
+    """Gaussians around class means: the log-density of every answer."""
+
+    gaussians: Gaussians
+    rows: Tensor  # (C,) the Gaussian of each answer: a label seen in several tasks has one, with domains one each
+    map: FeatureMap
+
+    @classmethod
+    def of(cls, sums: Sums, columns: Columns, feature_map: FeatureMap, pooled: bool) -> "StatisticsExpert":
+        """`pooled`: statistics of a label that several tasks hold add up."""
+        if not pooled:
+            return cls(Gaussians.of(sums), torch.arange(len(columns.labels)), feature_map)
+        together, rows = columns.by_label(sums)
+        return cls(Gaussians.of(together), rows, feature_map)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return self.gaussians.log_densities(self.map(features))[:, self.rows]
+
+    def whiten(self, features: Tensor) -> Tensor:
+        """Mapped features in standard deviations of a sample around its class."""
+        return self.gaussians.whiten(self.map(features))
+
+
+@dataclass(frozen=True)
+class LinearExpert:
+    """Weights and biases in closed form on mapped features."""
+
+    weights: Tensor  # (C, M)
+    bias: Tensor  # (C,)
+    map: FeatureMap
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return self.map(features).cpu() @ self.weights.T + self.bias
+
+
+# Routers: what a sample tells about its task
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Some samples as routers see them."""
+
+    features: Tensor  # (n, d)
+    scores: dict[str, Tensor]  # expert → (n, C)
+
+
+class Router:
+    """Evidence of samples, which is averaged over a group, and log-scores of every task from that average."""
+
+    adds: bool = True
+    """Whether the evidence of a sample is its log-likelihood by task, so that it may come from a mixture of tasks."""
+
+    def evidence(self, seen: Seen) -> Tensor:
+        """(n, E)."""
+        raise NotImplementedError
+
+    def log_scores(self, evidence: Tensor, sizes: Tensor) -> Tensor:
+        """(g, T) for groups with mean evidence (g, E) and so many members (g,). Log-likelihoods of samples add up."""
+        return evidence * sizes[:, None]
+
+
+@dataclass(frozen=True)
+class Vote(Router):
+    """The paper: relevance vectors, cosine similarity to every client's references, majority."""
+
+    cosine: CosineRouter
+    adds = False
+
+    def evidence(self, seen: Seen) -> Tensor:
+        return self.cosine.energies(seen.features).cpu()
+
+    def log_scores(self, evidence: Tensor, sizes: Tensor) -> Tensor:
+        chunks = evidence.sqrt().split(max(1, 2**22 // self.cosine.references[:, 0].numel()))
+        return torch.cat([self.cosine.scores(chunk) for chunk in chunks]).log()
+
+
+@dataclass(frozen=True)
+class RelevanceGaussians(Router):
+    """Log-likelihood of the logs of a sample's energies ‖U_t U_tᵀ a‖², as independent Gaussians for every task."""
+
+    bases: Sequence[Tensor]
+    means: Tensor  # (T, T) mean energy of task τ in U_t
+    variances: Tensor  # (T, T)
+
+    def evidence(self, seen: Seen) -> Tensor:
+        floor = self.means.max().clamp_min(torch.finfo(torch.float32).tiny) * 1e-6
+        logs = energies(seen.features, self.bases).cpu().double().clamp_min(floor).log()
+        means = self.means.double().clamp_min(floor)
+        spread = (self.variances.double() / means.square()).log1p().clamp_min(1e-4)  # of the log, if it is normal
+        centres = means.log() - spread / 2
+        return -0.5 * ((logs[:, None] - centres).square() / spread + spread.log()).sum(2)
+
+
+@dataclass(frozen=True)
+class ClassEvidence(Router):
+    """log p(a | task): the mean density of its classes, by class statistics."""
+
+    columns: Columns
+
+    def evidence(self, seen: Seen) -> Tensor:
+        scores = seen.scores[STATISTICS]
+        known = self.columns.by_task(torch.where(scores[:1].isfinite(), 0.0, -torch.inf))
+        return (self.columns.by_task(scores) - known).nan_to_num(nan=-1e30, neginf=-1e30)
+
+
+@dataclass(frozen=True)
+class LargestOutput(Router):
+    """The task of the largest output of an expert; over a group, of the largest mean."""
+
+    columns: Columns
+    expert: str
+    adds = False
+
+    def evidence(self, seen: Seen) -> Tensor:
+        return self.columns.largest(seen.scores[self.expert])
+
+
+# Ways
+
+
+@dataclass(frozen=True)
+class Way:
+    """A router, and the expert that answers once it has spoken."""
+
+    router: Router
+    expert: str
+    hard: bool = True
+    """Whether the best task alone counts; else log p(task) and log p(class | task) add up, and the sum decides."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """All that answering needs: the first expert is the model's own, for the modes aware and agnostic."""
+
+    columns: Columns
+    experts: dict[str, HeadExpert | StatisticsExpert | LinearExpert]
+    ways: dict[str, Way] = field(default_factory=dict)
+    chosen: str = ""
+    """The way of modes single and batch64; the others are reported beside it."""
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def see(self, features: Tensor) -> Seen:
+        return Seen(features, {name: expert(features) for name, expert in self.experts.items()})
+
+    def said(self, way: Way, scores: dict[str, Tensor]) -> Tensor:
+        """log p(class | task) by the expert of a way, (n, C)."""
+        return self.columns.within_task(scores[way.expert])
+
+    def decide(self, way: Way, evidence: Tensor, sizes: Tensor) -> Tensor:
+        """log p(task) of groups with mean evidence (g, E), up to a constant of each: (g, T)."""
+        scores = way.router.log_scores(evidence, sizes)
+        if not way.hard:
+            return scores
+        best = torch.nn.functional.one_hot(scores.argmax(1), scores.shape[1]).bool()
+        return torch.where(best, 0.0, -torch.inf)
+
+    def route(
+        self, way: Way, evidence: Tensor, scores: dict[str, Tensor], groups: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples (m,) group by group, log p(task) of every group (g, T), and the label each sample gets (m,).
+
+        Without groups every sample is decided alone.
+        """
+        if groups is None:
+            samples, pooled, sizes = torch.arange(len(evidence)), evidence, torch.ones(len(evidence))
+        else:
+            samples = torch.cat(list(groups))
+            pooled = torch.stack([evidence[group].mean(0) for group in groups])
+            sizes = torch.tensor([float(len(group)) for group in groups])
+        decisions = self.decide(way, pooled, sizes)
+        tasks = decisions.repeat_interleave(sizes.long(), dim=0)
+        return samples, decisions, self.answer(tasks, self.said(way, scores)[samples])[0]
+
+    def single(self, evidence: dict[str, Tensor], scores: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Labels and probabilities of samples that come alone, by the chosen way."""
+        way = self.ways[self.chosen]
+        tasks = self.decide(way, evidence[self.chosen], torch.ones(len(evidence[self.chosen])))
+        return self.answer(tasks, self.said(way, scores))
+
+    def unusual(self, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+        """How little samples look like anything learned, (n,), by every expert: higher is stranger.
+
+        mahalanobis: squared distance to the nearest class mean. energy: −log Σ exp of the heads' outputs.
+        """
+        found = {}
+        if STATISTICS in scores:
+            found["mahalanobis"] = -2 * scores[STATISTICS].amax(1)
+        if HEADS in scores:
+            found["energy"] = -scores[HEADS].logsumexp(1)
+        return found
+
+    def answer(self, tasks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels (n,) and their probabilities (n,) from log p(task) (n, T) and log p(class | task) (n, C)."""
+        joint = ((tasks[:, self.columns.tasks] + classes) / self.calibration.temperature).softmax(1)
+        known, places = self.columns.labels.unique(return_inverse=True)
+        by_label = joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
+        surest = by_label.max(1)
+        return known[surest.indices], surest.values
+
+
+def with_cosine(network: Network, router: CosineRouter, classes: Sequence[Sequence[int]]) -> Inference:
+    """The paper's inference alone: heads, and the vote that chooses one."""
+    ways = {"cosine": Way(Vote(router), HEADS)}
+    return Inference(Columns.of(classes), {HEADS: HeadExpert(network, len(classes))}, ways, "cosine")

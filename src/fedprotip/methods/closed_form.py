@@ -1,0 +1,92 @@
+"""The closed-form rivals: nothing is trained but sums, one exchange per task, in any order the same answer.
+
+They are the honest bar for gradient training: on a pretrained backbone, class statistics of frozen features already
+answer well without knowing the task.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from fedprotip.inference.statistics import ridge
+from fedprotip.inference.ways import (
+    RIDGE,
+    STATISTICS,
+    ClassEvidence,
+    Columns,
+    Inference,
+    LargestOutput,
+    LinearExpert,
+    Way,
+)
+from fedprotip.messages import Message
+from fedprotip.methods import statistics
+from fedprotip.methods.base import ClientTask, Exchange, Knowledge, Method, register
+from fedprotip.models import Network
+from fedprotip.settings import MethodSettings
+
+
+class LDAOptions(MethodSettings):
+    name: str = Field("lda", description="Method; its own settings follow.")
+    adapt: bool = Field(False, description="Train the backbone on the first task, as FedAvg does; then never again.")
+
+
+class RidgeOptions(LDAOptions):
+    name: str = Field("ridge", description="Method; its own settings follow.")
+    strength: float = Field(0.01, gt=0, description="λ as a multiple of the mean variance of a feature.")
+
+
+@register
+class LDA(Method):
+    """Gaussians with one covariance around the class means: linear discriminant analysis."""
+
+    name = "lda"
+    routes = True
+    task_end = (Exchange(statistics.KIND),)
+    Options: ClassVar[type[MethodSettings]] = LDAOptions
+
+    def rounds(self, task: int) -> int:
+        assert isinstance(self.settings.method, LDAOptions)
+        return super().rounds(task) if task == 0 and self.settings.method.adapt else 0
+
+    def summarise(self, kind: str, local: ClientTask) -> Message:
+        return statistics.gather(local, self.settings)
+
+    def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
+        width = statistics.feature_map(network, self.settings).out
+        statistics.check(message, len(network.labels[network.head_of(task)]), width)
+
+    def digest(
+        self,
+        kind: str,
+        replies: Iterable[tuple[int, Message]],
+        network: Network,
+        knowledge: Knowledge,
+        task: int,
+    ) -> Message | None:
+        statistics.remember(knowledge, statistics.added(replies))
+        return None
+
+    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        columns = Columns.of(classes)
+        expert = statistics.expert(network, knowledge, columns, self.settings)
+        ways = {"statistics": Way(ClassEvidence(columns), STATISTICS, hard=False)}
+        return Inference(columns, {STATISTICS: expert}, ways, "statistics")
+
+
+@register
+class Ridge(LDA):
+    """Least squares to one-hot labels; its outputs are no densities, so the largest one decides."""
+
+    name = "ridge"
+    Options: ClassVar[type[MethodSettings]] = RidgeOptions
+
+    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        assert isinstance(self.settings.method, RidgeOptions)
+        lda = super().inference(network, knowledge, classes)
+        sums, rows = lda.columns.by_label(statistics.recall(knowledge))
+        weights, bias = ridge(sums, self.settings.method.strength)
+        own = LinearExpert(weights[rows], bias[rows], statistics.feature_map(network, self.settings))
+        ways = {"ridge": Way(LargestOutput(lda.columns, RIDGE), RIDGE), **lda.ways}
+        return Inference(lda.columns, {RIDGE: own, **lda.experts}, ways, "ridge")

@@ -1,0 +1,95 @@
+"""The statistics message: what a client tells about its classes, and how the server adds it up."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from fedprotip.inference.statistics import FeatureMap, Sums, pack, unpack
+from fedprotip.inference.ways import Columns, StatisticsExpert
+from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.methods.base import ClientTask, Knowledge
+from fedprotip.models import Network
+from fedprotip.settings import Settings
+
+KIND = "statistics"
+START = "start"
+"""What clients are asked for before a task, for a head in closed form: statistics of features as they are."""
+COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
+"""In the knowledge: (C,), (C, M) and the packed second moment, one row per class of every task so far; float64."""
+
+
+def feature_map(network: Network, settings: Settings) -> FeatureMap:
+    return FeatureMap(network.features, settings.statistics.features, settings.run.seed)
+
+
+@torch.no_grad()
+def gather(
+    local: ClientTask, settings: Settings, mapped: bool = True, also: Callable[[Tensor], None] = lambda features: None
+) -> Message:
+    """Sums over all training samples of a client, with the model as it stands.
+
+    The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
+    samples are left out of everything, and the message says how many they were. `also` sees all features on the way.
+    """
+    classes = torch.tensor(local.stream.tasks[local.task].classes)
+    labels = local.labels()
+    counts = (labels[:, None] == classes).sum(0)
+    told = counts >= settings.statistics.minimum
+    change = feature_map(local.network, settings) if mapped else FeatureMap(local.network.features, 0, 0)
+    sums = Sums.zeros(len(classes), change.out)
+    for inputs, known in local.labelled(settings.evaluate.batch):
+        rows = (known[:, None] == classes).int().argmax(1)
+        keep = told[rows]
+        features = local.network.embed(inputs)
+        also(features)
+        sums.add(change(features[keep.to(features.device)]), rows[keep])
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    return Message(KIND, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
+
+
+def check(message: Message, classes: int, d: int) -> None:
+    """Raise BadMessage unless these are statistics of so many classes with so many features."""
+    specs = {
+        "counts": Spec((classes,), torch.int64),
+        "sums": Spec((classes, d)),
+        "moment": Spec((d * (d + 1) // 2,)),
+    }
+    message.check(KIND, specs)
+    message.check_numbers("withheld")
+    if (message.tensors["counts"] < 0).any():
+        raise BadMessage("a count is negative")
+    if (unpack(message.tensors["moment"], d).diagonal() < 0).any():
+        raise BadMessage("a second moment has a negative diagonal")
+
+
+def added(replies: Iterable[tuple[int, Message]]) -> Sums:
+    """The sums of all clients."""
+    total: Sums | None = None
+    for _, message in replies:
+        counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
+        one = Sums(counts, sums, unpack(message.tensors["moment"].double(), sums.shape[1]))
+        total = one if total is None else total + one
+    assert total is not None
+    return total
+
+
+def remember(knowledge: Knowledge, new: Sums) -> None:
+    """Add the statistics of a task to what is known, in place: new rows, one moment for all."""
+    if COUNTS in knowledge:
+        old = recall(knowledge)
+        counts, sums = torch.cat([old.counts, new.counts]), torch.cat([old.sums, new.sums])
+        new = Sums(counts, sums, old.moment + new.moment)
+    knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment)})
+
+
+def recall(knowledge: Knowledge) -> Sums:
+    """All statistics so far."""
+    sums: Tensor = knowledge[SUMS]
+    return Sums(knowledge[COUNTS], sums, unpack(knowledge[MOMENT], sums.shape[1]))
+
+
+def expert(network: Network, knowledge: Knowledge, columns: Columns, settings: Settings) -> StatisticsExpert:
+    """What answers from all statistics so far. A class seen again adds up; with domains every one has its own."""
+    pooled = settings.stream.scenario == "class"
+    return StatisticsExpert.of(recall(knowledge), columns, feature_map(network, settings), pooled)
