@@ -11,10 +11,10 @@ from rich.table import Column, Table
 
 from fedprotip.errors import RunError
 
-MODES = {
+MODES = {  # first what a user gets
+    "single": "one sample, task unknown",
     "aware": "true task given",
     "agnostic": "all heads, no routing",
-    "single": "task found from one sample",
     "batch64": "task found from a group",
 }
 
@@ -89,7 +89,7 @@ class _Bar:
         self._show(event["task"] * self._rounds + event["round"] + 1, f"task {event['task'] + 1} · {loss}")
 
     def _on_task(self, event: dict[str, Any]) -> None:
-        self._accuracy = " · ".join(f"{mode} {value:.1f} %" for mode, value in event["accuracy"].items())
+        self._accuracy = " · ".join(f"{mode} {event['accuracy'][mode]:.1f} %" for mode in _known(event))
         self._show((event["task"] + 1) * self._rounds, f"task {event['task'] + 1}")
 
     def _on_note(self, event: dict[str, Any]) -> None:
@@ -116,8 +116,9 @@ def print_summary(console: Console, folder: Path, summary: dict[str, Any]) -> No
     table = Table(title=f"{summary['method']}, {summary['tasks']} tasks, seed {summary['seed']}")
     for heading in ("mode", "accuracy %", "forgetting"):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
-    for mode, accuracy in summary["accuracy"].items():
-        table.add_row(f"{mode} [dim]({MODES[mode]})", f"{accuracy:.1f}", f"{summary['forgetting'][mode]:.1f}")
+    for mode in _known(summary):
+        figures = (f"{summary[key][mode]:.1f}" for key in ("accuracy", "forgetting"))
+        table.add_row(f"{mode} [dim]({MODES[mode]})[/dim]", *figures, style="bold green" if mode == "single" else "")
     console.print(table)
     if summary["failures"]["count"]:
         console.print(f"Clients left out {summary['failures']['count']} times; the report says why.")
@@ -132,7 +133,8 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
     table.add_column("method", min_width=widest)
     table.add_column("runs", justify="right")
     for mode in modes:
-        table.add_column(f"{mode}\n[dim]{MODES[mode]}", justify="right")
+        style = "bold green" if mode == "single" else ""
+        table.add_column(f"{mode}\n[dim]{MODES[mode]}", justify="right", style=style)
     for row in rows:
         table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
     console.print(table)
@@ -170,6 +172,11 @@ def print_info(console: Console, facts: dict[str, Any]) -> None:
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(f"[bold]{key}", plain(shown))
     console.print(table)
+
+
+def _known(results: dict[str, Any]) -> list[str]:
+    """Modes that were measured, in the order of the tables."""
+    return [mode for mode in MODES if mode in results["accuracy"]]
 
 
 def _cell(row: dict[str, Any], mode: str) -> str:

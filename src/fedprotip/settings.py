@@ -93,6 +93,12 @@ class ClientsSettings(Section):
         "dirichlet", description="How a task's samples are shared out among the clients."
     )
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration α: smaller is more uneven.")
+    held_back: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of its samples of a task that a client does not train on but calibrates answers with.",
+    )
     roster: dict[str, str] = Field(
         {},
         description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',

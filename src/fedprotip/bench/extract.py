@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
-from fedprotip.capture import capture
 from fedprotip.federation.client import Workspace
 from fedprotip.files import ClientStore, ObjectFolder
 from fedprotip.methods import create_method
 from fedprotip.methods.base import ClientTask, Knowledge
+from fedprotip.methods.fedprotip import FedProTIP
 from fedprotip.models import Network
 from fedprotip.settings import Settings, load
 from fedprotip.stream import build_stream
@@ -73,14 +73,8 @@ BENCHMARK = Benchmark(
 def _prepare(size: ExtractSize, folder: Path) -> None:
     """Note which of all columns ours samples, so that the textbook takes the same ones."""
     client, images = _client(size, folder, cached=False)
-    local = ClientTask(
-        0, TASK, client.network, client.knowledge, client.stream, client.store, inputs.SEED, client.cache
-    )
-    backbone, layers = client.network.backbone, inputs.suffix_layers(client.network)
-    batches = local.batches(min(size.images, size.columns), client.settings.evaluate.batch)
-    seed = (inputs.SEED, "columns", TASK, 0)
-    mine = capture(backbone, batches, size.columns, seed, layers, client.network.embed)
-    every = textbook.unfold_inputs(client.network, images, list(layers))
+    mine = _method(client).sample_columns(_task(client))
+    every = textbook.unfold_inputs(client.network, images, list(inputs.suffix_layers(client.network)))
     torch.save({name: find_columns(mine[name], every[name]) for name in mine}, folder / "chosen.pt")
 
 
@@ -96,10 +90,24 @@ def _sides(size: ExtractSize, folder: Path) -> dict[str, Side]:
         return {name: textbook.core_basis(a, phi[name], size.threshold) for name, a in sampled.items()}
 
     return {
-        "ours": lambda: fresh.summarise(0, "basis").tensors,
+        "ours": lambda: _bases(fresh),
         "textbook": plain,
-        "cached": lambda: cached.summarise(0, "basis").tensors,
+        "cached": lambda: _bases(cached),
     }
+
+
+@torch.no_grad()
+def _bases(client: Workspace) -> dict[str, Tensor]:
+    return {name: core.basis for name, core in _method(client).layer_cores(_task(client)).items()}
+
+
+def _method(client: Workspace) -> FedProTIP:
+    assert isinstance(client.method, FedProTIP)
+    return client.method
+
+
+def _task(client: Workspace) -> ClientTask:
+    return ClientTask(0, TASK, client.network, client.knowledge, client.stream, client.store, inputs.SEED, client.cache)
 
 
 def _client(size: ExtractSize, folder: Path, cached: bool) -> tuple[Workspace, Tensor]:
@@ -157,7 +165,7 @@ def angle(u: Tensor, v: Tensor) -> float:
 
 
 def _same_subspaces(results: dict[str, Any]) -> Agreement:
-    """Every layer; the routing basis, which ours makes as well, has no counterpart."""
+    """Every layer."""
     plain = results["textbook"]
     worst = max(angle(results[side][name], plain[name]) for side in ("ours", "cached") for name in plain)
     return Agreement("largest principal angle", worst, TOLERANCE)

@@ -82,7 +82,7 @@ class Server:
         """
         messages = []
         if task and self.progress.knows.get(str(client), -1) < task - 1:
-            shared = {name: tensor for name, tensor in self.knowledge.items() if name.startswith("subspaces/")}
+            shared = {name: tensor for name, tensor in self.knowledge.items() if name.startswith(self.method.shared)}
             messages += [Message("knowledge", shared)] if shared else []
             self.progress.knows[str(client)] = task - 1
         last, version = self.progress.sent.get(str(client), [None, None])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
-BINS = 256
+BINS = 2048
 """Bins of `unusual`, from 0 to infinity."""
 
 
@@ -30,7 +30,7 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
 
 def bin_of(distances: Tensor) -> Tensor:
     """The bin (n,) of a squared distance ≥ 0: even steps of log(1 + distance), the last one without end."""
-    return (distances.clamp_min(0).log1p() * (BINS / 24)).long().clamp_max(BINS - 1)
+    return (distances.clamp_min(0).log1p() * (BINS / 12)).long().clamp_max(BINS - 1)
 
 
 @dataclass(frozen=True)

@@ -244,11 +244,14 @@ class Inference:
         tasks = decisions.repeat_interleave(sizes.long(), dim=0)
         return samples, decisions, self.answer(tasks, self.said(way, scores)[samples])[0]
 
+    def joint(self, evidence: dict[str, Tensor], scores: dict[str, Tensor]) -> Tensor:
+        """log p(task, class) of samples that come alone (n, C), by the chosen way, before any calibration."""
+        way, own = self.ways[self.chosen], evidence[self.chosen]
+        return self.decide(way, own, torch.ones(len(own)))[:, self.columns.tasks] + self.said(way, scores)
+
     def single(self, evidence: dict[str, Tensor], scores: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Labels and probabilities of samples that come alone, by the chosen way."""
-        way = self.ways[self.chosen]
-        tasks = self.decide(way, evidence[self.chosen], torch.ones(len(evidence[self.chosen])))
-        return self.answer(tasks, self.said(way, scores))
+        return self._labels(self.joint(evidence, scores))
 
     def unusual(self, scores: dict[str, Tensor]) -> dict[str, Tensor]:
         """How little samples look like anything learned, (n,), by every expert: higher is stranger.
@@ -264,7 +267,10 @@ class Inference:
 
     def answer(self, tasks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Labels (n,) and their probabilities (n,) from log p(task) (n, T) and log p(class | task) (n, C)."""
-        joint = ((tasks[:, self.columns.tasks] + classes) / self.calibration.temperature).softmax(1)
+        return self._labels(tasks[:, self.columns.tasks] + classes)
+
+    def _labels(self, joint: Tensor) -> tuple[Tensor, Tensor]:
+        joint = (joint / self.calibration.temperature).softmax(1)
         known, places = self.columns.labels.unique(return_inverse=True)
         by_label = joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
         surest = by_label.max(1)

@@ -38,8 +38,9 @@ from fedprotip.subspace.coordinates import Complement
 from fedprotip.subspace.project import Projector
 
 Knowledge = dict[str, Tensor]
-"""What is known about past tasks, as named tensors, all of them in checkpoints: subspaces/… reach every client,
-subspaces/… and references/… become files of the run folder, start/… is W^(t,0) of the task under way."""
+"""What is known about past tasks, as named tensors, all of them in checkpoints: `Method.shared` reaches every client,
+subspaces/…, references/…, statistics/… and calibration/… become files of the run folder, start/… is W^(t,0) of the
+task under way."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class ClientTask:
     def labelled(self, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
         """All training images of this client with their labels, in batches for `network.embed`."""
         return self._deliver(np.sort(self._samples()), batch)
+
+    def held_back(self, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """The images of this client that it did not train on, with their labels."""
+        return self._deliver(np.sort(self.stream.held_back(self.task, self.client)), batch)
 
     def labels(self) -> Tensor:
         """The labels of all training images of this client (n,)."""
@@ -115,6 +120,8 @@ class Method:
     """Whether it predicts the task of a sample (modes single and batch64); then with domains every one has a head."""
     sees_images: ClassVar[bool] = False
     """Whether `loss` needs the images themselves; then a frozen prefix runs every time."""
+    shared: tuple[str, ...] = ("subspaces/",)
+    """The parts of the knowledge that clients need too."""
     protects: ClassVar[bool] = False
     """Whether it keeps updates out of subspaces (`projectors`), so that their geometry can be measured."""
     task_end: tuple["Exchange", ...] = ()

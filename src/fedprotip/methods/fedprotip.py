@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from fedprotip.capture import Layer, capture, find_layers
+from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
 from fedprotip.inference.route import CosineRouter, energy_variance, fill_missing, reference
 from fedprotip.inference.ways import (
     HEADS,
@@ -42,6 +44,7 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
+CALIBRATION = "calibration"
 SMALL = 64
 """Images per pass of extraction: large maps of many images would only take memory."""
 PARTS = ("values", "variances", "counts")
@@ -63,7 +66,7 @@ class FedProTIPOptions(MethodSettings):
     columns: int = Field(512, ge=1, description="m_s: sampled activation columns per layer and client.")
     images: int = Field(1280, ge=1, description="m: images per client that activations are taken from, at most.")
     per_image: int = Field(
-        8,
+        4,
         ge=1,
         description="Columns per image: no more images are used than give m_s columns of a layer at this rate.",
     )
@@ -114,7 +117,10 @@ class FedProTIP(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         told = (Exchange(statistics.KIND),) if self.options.statistics else ()
-        self.task_end = (*told, Exchange("basis"), Exchange("reference", everyone=True))
+        self.calibrates = self.options.statistics and settings.clients.held_back > 0
+        asked = (Exchange(CALIBRATION),) if self.calibrates else ()
+        self.task_end = (*told, Exchange("basis"), Exchange("reference", everyone=True), *asked)
+        self.shared = ("subspaces/", "statistics/") if self.calibrates else ("subspaces/",)
         self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
         self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
         self._known: tuple[list[tuple[Layer, Projector]], dict[str, Projector]] | None = None
@@ -186,6 +192,9 @@ class FedProTIP(Method):
 
     def receive(self, knowledge: Knowledge, message: Message, task: int) -> None:
         """Append Φ^(t) of every layer and U_L^(t); what was rounded on its way is made orthonormal again."""
+        if message.kind == statistics.KIND:
+            statistics.received(knowledge, message)
+            return
         bank = SubspaceBank.from_tensors(knowledge)
         for name, basis in message.tensors.items():
             if basis.dtype != torch.float32:
@@ -202,6 +211,8 @@ class FedProTIP(Method):
     def summarise(self, kind: str, local: ClientTask) -> Message:
         if kind == statistics.KIND:
             return self._count(local)
+        if kind == CALIBRATION:
+            return self._calibrate(local)
         return self._extract(local) if kind == "basis" else self._refer(local)
 
     def _count(self, local: ClientTask) -> Message:
@@ -234,7 +245,17 @@ class FedProTIP(Method):
         return self._known[1]
 
     def layer_cores(self, local: ClientTask) -> dict[str, Core]:
-        """Eq. 7–9 for every layer that later tasks may move: from sampled columns of as few images as they need."""
+        """Eq. 7–9 for every layer that later tasks may move."""
+        earlier, cores = self._earlier(local.network, local.knowledge, local.task), {}
+        columns = self.sample_columns(local)
+        for name in list(columns):
+            a = columns.pop(name).cpu()
+            threshold = self.threshold(name, local.task)
+            cores[name] = core_basis(a, earlier.get(name, a[:, :0]), threshold, self.options.rank_rule)
+        return cores
+
+    def sample_columns(self, local: ClientTask) -> dict[str, Tensor]:
+        """m_s input columns of every such layer (d, m_s), of as few images as give a fair sample of them."""
         options, network = self.options, local.network
         if options.projection == "none":  # only routing needs a basis
             return {}
@@ -248,15 +269,7 @@ class FedProTIP(Method):
         }
         batches = local.batches(min(options.images, options.columns), min(SMALL, options.columns))
         seed = (local.seed, "columns", local.task, local.client)
-        columns = capture(
-            network.backbone, batches, options.columns, seed, layers, network.embed, per_image=options.per_image
-        )
-        cores = {}
-        for name in list(columns):
-            a = columns.pop(name).cpu()
-            threshold = self.threshold(name, local.task)
-            cores[name] = core_basis(a, earlier.get(name, a[:, :0]), threshold, options.rank_rule)
-        return cores
+        return capture(network.backbone, batches, options.columns, seed, layers, network.embed, options.per_image)
 
     def _moments(self, local: ClientTask) -> dict[str, Tensor]:
         """Moments of the final features: what `_count` left, or of m images."""
@@ -284,6 +297,19 @@ class FedProTIP(Method):
                     variances[task, other] = energy_variance(kept["moment"], kept["sum"], samples, basis)
         return Message("reference", {"values": values, "variances": variances, "counts": counts})
 
+    def _calibrate(self, local: ClientTask) -> Message:
+        """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
+        classes = [task.classes for task in local.stream.tasks[: local.task + 1]]
+        inference = self._by_statistics(local.network, local.knowledge, classes)
+        loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
+        for inputs, labels in local.held_back(self.settings.evaluate.batch):
+            seen = inference.see(local.network.embed(inputs))
+            evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
+            joint = inference.joint(evidence, seen.scores)
+            loss += losses(joint, inference.columns.labels == labels[:, None])
+            distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
+        return Message(CALIBRATION, {"loss": loss, "distances": distances})
+
     # Task end, server: Eq. 10, then the references of all clients
 
     def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
@@ -292,6 +318,14 @@ class FedProTIP(Method):
             message.check("reference", {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
             if any((tensor < 0).any() for tensor in message.tensors.values()):
                 raise BadMessage("a reference, a variance or a count is negative")
+            return
+        if message.kind == CALIBRATION:
+            message.check(
+                CALIBRATION,
+                {"loss": Spec((len(TEMPERATURES),), torch.float64), "distances": Spec((BINS,), torch.int64)},
+            )
+            if any((tensor < 0).any() for tensor in message.tensors.values()):
+                raise BadMessage("a loss or a count is negative")
             return
         if message.kind == statistics.KIND:
             width = statistics.feature_map(network, self.settings).out
@@ -326,6 +360,14 @@ class FedProTIP(Method):
             return None
         if kind == statistics.KIND:
             statistics.remember(knowledge, statistics.added(replies))
+            names = (statistics.COUNTS, statistics.SUMS, statistics.MOMENT)
+            told = {name.removeprefix("statistics/"): knowledge[name] for name in names}
+            return Message(statistics.KIND, told) if self.calibrates else None
+        if kind == CALIBRATION:
+            for _, message in replies:
+                for name, tensor in message.tensors.items():
+                    known = knowledge.get(f"calibration/{name}")
+                    knowledge[f"calibration/{name}"] = tensor if known is None else known + tensor
             return None
         return self._merge(replies, network, knowledge, task)
 
@@ -375,19 +417,28 @@ class FedProTIP(Method):
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 
     def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        """All routers; the paper's need references, the others class statistics."""
+        by_statistics = self._by_statistics(network, knowledge, classes)
+        ways = {"cosine": Way(Vote(self._cosine(knowledge)), HEADS), "gaussian": Way(self._gaussian(knowledge), HEADS)}
+        ways |= by_statistics.ways
+        return replace(by_statistics, ways=ways, chosen=self.options.router)
+
+    def _by_statistics(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        """What a client can answer too, and calibrates: heads, class statistics and the two together."""
         own = super().inference(network, knowledge, classes)
-        cosine = self._cosine(knowledge)
-        ways = {"cosine": Way(Vote(cosine), HEADS), "gaussian": Way(self._gaussian(knowledge), HEADS)}
-        experts = dict(own.experts)
-        if self.options.statistics:
-            experts[STATISTICS] = statistics.expert(network, knowledge, own.columns, self.settings)
-            evidence = ClassEvidence(own.columns)
-            ways |= {
-                "statistics": Way(evidence, STATISTICS, hard=False),
-                "statistics-heads": Way(evidence, HEADS),
-                "fused": Way(evidence, HEADS, hard=False),
-            }
-        return Inference(own.columns, experts, ways, self.options.router)
+        if not self.options.statistics:
+            return own
+        expert, evidence = statistics.expert(network, knowledge, own.columns, self.settings), ClassEvidence(own.columns)
+        ways = {
+            "statistics": Way(evidence, STATISTICS, hard=False),
+            "statistics-heads": Way(evidence, HEADS),
+            "fused": Way(evidence, HEADS, hard=False),
+        }
+        chosen = self.options.router if self.options.router in ways else "fused"
+        known = Calibration()
+        if "calibration/loss" in knowledge:
+            known = Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
+        return Inference(own.columns, {**own.experts, STATISTICS: expert}, ways, chosen, known)
 
     def _cosine(self, knowledge: Knowledge) -> CosineRouter:
         counts, clients = knowledge["references/counts"], knowledge["references/clients"]

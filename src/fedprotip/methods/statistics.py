@@ -83,6 +83,11 @@ def remember(knowledge: Knowledge, new: Sums) -> None:
     knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment)})
 
 
+def received(knowledge: Knowledge, message: Message) -> None:
+    """All statistics so far, as the server sends them to those that calibrate."""
+    knowledge.update({f"statistics/{name}": tensor for name, tensor in message.tensors.items()})
+
+
 def recall(knowledge: Knowledge) -> Sums:
     """All statistics so far."""
     sums: Tensor = knowledge[SUMS]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from fedprotip.report import plots_comparison as plots
+from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import MODES, RunData
-from fedprotip.report.sections import Grid, Picture, Section
 from fedprotip.report.tables import Group, Stat, other_differences
 from fedprotip.report.text import bytes_text, joined, meaning, plus_minus, seconds_text
 

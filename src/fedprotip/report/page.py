@@ -23,8 +23,9 @@ from fedprotip.report.comparison import (
     remarks,
 )
 from fedprotip.report.files import write_atomic
+from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
-from fedprotip.report.sections import Picture, Section, headline_rows, run_sections
+from fedprotip.report.sections import headline_rows, run_sections
 from fedprotip.report.text import SCENARIOS, method_name, plural, reading
 
 
@@ -120,6 +121,7 @@ def _embed(picture: Picture, folder: Path) -> dict[str, Any]:
     width, height = struct.unpack(">II", image[16:24])  # the header chunk of every PNG
     return {
         "alt": picture.alt,
+        "caption": picture.caption,
         "data": base64.b64encode(image).decode("ascii"),
         "width": round(width * 96 / style.DPI),
         "height": round(height * 96 / style.DPI),

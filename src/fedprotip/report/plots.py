@@ -40,7 +40,7 @@ def accuracy_matrix(run: RunData, mode: str) -> Figure:
     values = np.full((len(rows), len(rows)), np.nan)
     for i, row in enumerate(rows):
         values[i, : i + 1] = style.as_floats(row[: i + 1])
-    figure, axes = _square(len(rows))
+    figure, axes = style.square(len(rows))
     style.heatmap(figure, axes, values, (0, 100), lambda value: f"{value:.0f}")
     style.cell_ticks(axes.xaxis, len(values))
     style.cell_ticks(axes.yaxis, len(values))
@@ -56,7 +56,7 @@ def routing_confusion(run: RunData, mode: str) -> Figure:
     counts = np.array(run.summary.confusion[mode], dtype=float)
     totals = counts.sum(axis=1, keepdims=True)
     values = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    figure, axes = _square(len(counts))
+    figure, axes = style.square(len(counts))
     style.heatmap(figure, axes, values, (0, 100), lambda value: f"{value:.0f}" if value >= 0.5 else "")
     style.cell_ticks(axes.xaxis, len(values))
     style.cell_ticks(axes.yaxis, len(values))
@@ -181,7 +181,7 @@ def geometry_beta(geometry: Geometry) -> Figure:
         values[t, : len(row)] = style.as_floats(row)
     values = values[1:, :-1]  # the first task has no old task, the last is no old task
     top = float(np.nanmax(values, initial=0.0)) or 1.0
-    figure, axes = _square(size - 1)
+    figure, axes = style.square(size - 1)
     style.heatmap(figure, axes, values, (min(0.0, float(np.nanmin(values, initial=0.0))), top), _short)
     style.cell_ticks(axes.xaxis, size - 1)
     style.cell_ticks(axes.yaxis, size - 1, first=2)
@@ -228,13 +228,6 @@ def _measured_and_bounds(axes: Axes, measured: list[Number], bounds: list[tuple[
             markersize=8,
             markeredgewidth=2,
         )
-
-
-def _square(cells: int) -> tuple[Figure, Axes]:
-    crowded = cells > style.MOST_NUMBERS
-    side = style.WIDTH if crowded else max(style.WIDTH - 0.9, 0.42 * cells + 0.9)
-    figure, (axes,) = style.new_figure(0.86 * side, side)
-    return figure, axes
 
 
 def _rank_heatmap(share: np.ndarray, rank: np.ndarray, names: list[str]) -> Figure:

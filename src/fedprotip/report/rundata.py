@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from fedprotip.errors import RunError
 
 Number = float | None  # JSON null: not measured
-MODES = ("aware", "agnostic", "single", "batch64")
+MODES = ("single", "aware", "agnostic", "batch64")  # first what a user gets: one sample, task unknown
 
 
 class Part(BaseModel):
@@ -32,6 +32,42 @@ class Failures(Part):
     by_reason: dict[str, int] = {}
 
 
+class Bin(Part):
+    """Answers of about the same confidence, and the share of them that is right."""
+
+    count: int
+    confidence: float
+    accuracy: float
+
+
+class Confidence(Part):
+    """How sure the answers of mode single are, and whether rightly so."""
+
+    bins: list[Bin] = []
+    ece: Number = None
+    temperature: Number = None
+
+
+class Sweeps(Part):
+    """Accuracy (%) of every way over the size of a group, and over the share of its samples that are of one task."""
+
+    sizes: list[int] = []
+    size: dict[str, list[Number]] = {}
+    purities: list[float] = []
+    purity: dict[str, dict[str, list[Number]]] = {}
+
+    @model_validator(mode="after")
+    def _lines_are_whole(self) -> "Sweeps":
+        for way, values in self.size.items():
+            if len(values) != len(self.sizes):
+                raise ValueError(f"size.{way} has {len(values)} numbers for {len(self.sizes)} sizes")
+        for way, rules in self.purity.items():
+            for rule, values in rules.items():
+                if len(values) != len(self.purities):
+                    raise ValueError(f"purity.{way}.{rule} has {len(values)} numbers for {len(self.purities)} purities")
+        return self
+
+
 class Summary(Part):
     """`summary.json`; accuracies in %, forgetting in percentage points."""
 
@@ -45,6 +81,10 @@ class Summary(Part):
     matrix: dict[str, list[list[Number]]]
     routing: dict[str, Number | list[Number]] = {}
     routers: dict[str, dict[str, Number]] = {}
+    confidence: Confidence = Confidence()
+    unknown: dict[str, Number] = {}
+    sweeps: Sweeps = Sweeps()
+    drift: list[list[Number]] = []
     confusion: dict[str, list[list[int]]] = {}
     bytes: ByteTotals = ByteTotals()
     seconds: dict[str, float] = {}
@@ -214,6 +254,15 @@ class RunData:
     @property
     def finished(self) -> bool:
         return self.manifest.status == "finished"
+
+    @property
+    def chosen(self) -> str:
+        """The way to find the task that modes single and batch64 use; ridge and lda have theirs by name or alone."""
+        ways = [*self.summary.routers, *self.summary.sweeps.size]
+        for name in (self.setting("method.router"), self.summary.method, *ways):
+            if name in ways:
+                return str(name)
+        return ""
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The value of a setting such as "method.threshold"."""

@@ -1,50 +1,21 @@
 """What stands on the page of one run, in order; a section without data does not exist."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 
-from matplotlib.figure import Figure
-
-from fedprotip.report import plots, tables
-from fedprotip.report.rundata import MODES, Geometry, RunData
+from fedprotip.report import finding, plots, tables
+from fedprotip.report.parts import Grid, Picture, Section
+from fedprotip.report.rundata import Geometry, RunData
 from fedprotip.report.text import (
     PHASES,
     bytes_text,
     ids_text,
     meaning,
     number,
+    percent,
     plural,
     seconds_text,
     significant,
 )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot, the name of its file, and what it shows for someone who cannot see it."""
-
-    name: str
-    figure: Figure
-    alt: str
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table as text, ready to be shown. The first column names the row."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    title: str = ""
-    folded: bool = False
-    best: set[tuple[int, int]] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    intro: str
-    pictures: list[Picture] = field(default_factory=list)
-    grids: list[Grid] = field(default_factory=list)
 
 
 def run_sections(run: RunData) -> list[Section]:
@@ -54,7 +25,11 @@ def run_sections(run: RunData) -> list[Section]:
     if summary.learned > 1:  # with a single task there is nothing to follow and nothing to find
         sections += [_accuracy(run), _matrix(run)]
         if summary.confusion or summary.routing:
-            sections.append(_routing(run))
+            sections.append(finding.routing(run))
+        if summary.sweeps.size or summary.sweeps.purity:
+            sections.append(finding.together(run))
+    if summary.confidence.bins:
+        sections.append(finding.confidence(run))
     if any(event.ranks for event in run.tasks):
         sections.append(_ranks(run))
     if run.traffic:
@@ -65,6 +40,8 @@ def run_sections(run: RunData) -> list[Section]:
         sections.append(_failures(run))
     if run.geometry is not None:
         sections.append(_geometry(run.geometry, run))
+    elif len(summary.drift) > 1:
+        sections.append(finding.drift(run))
     return sections
 
 
@@ -108,44 +85,13 @@ def _matrix(run: RunData) -> Section:
     return Section("Accuracy matrix", "Read a column downwards: what later tasks did to that task.", pictures)
 
 
-def _routing(run: RunData) -> Section:
-    summary = run.summary
-    pictures = [
-        Picture(
-            f"confusion_{mode}",
-            plots.routing_confusion(run, mode),
-            f"Heatmap of routing decisions in mode {mode}: rows are true tasks, columns predicted tasks, "
-            f"in per cent of the row.",
-        )
-        for mode in MODES
-        if summary.confusion.get(mode)
-    ]
-    table, grids = tables.routing(run), []
-    if table.rows:
-        alt = "Bar chart of the share of right routing decisions for each task."
-        pictures.append(Picture("routing_by_task", plots.routing_by_task(run), alt))
-        rows = [[f"task {row[0]}", *(_percent(value) for value in row[1:])] for row in table.rows]
-        grids.append(Grid(["", *table.columns[1:]], rows, "Right decisions by task", folded=True))
-    routers = tables.routers(run)
-    if routers.rows:
-        columns = ["router", "single", "right task", "batch64", "right task"]
-        rows = [
-            [str(name), _points(single), _percent(right), _points(batch), _percent(right_batch)]
-            for name, single, right, batch, right_batch in routers.rows
-        ]
-        grids.insert(0, Grid(columns, rows, "Accuracy with each router"))
-    shares = [f"{_percent(summary.routing[mode])} in mode {mode}" for mode in MODES if mode in summary.routing]
-    intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
-    return Section("Finding the task", intro + "The diagonal of a matrix is right.", pictures, grids)
-
-
 def _ranks(run: RunData) -> Section:
     last = [event for event in run.tasks if event.ranks][-1]
     full = ", ".join(f"{layer}: {rank} of {last.dims[layer]}" for layer, rank in last.ranks.items())
     intro = "Directions that later tasks may no longer change. A layer at 100 % cannot learn any more."
     alt = f"Rank of the protected subspace over tasks; at the end {full}."
     rows = [
-        [layer, str(rank), str(last.dims[layer]), _percent(rank / last.dims[layer])]
+        [layer, str(rank), str(last.dims[layer]), percent(rank / last.dims[layer])]
         for layer, rank in last.ranks.items()
     ]
     grid = Grid(["layer", "rank R", "width d", "share"], rows, "After the last task", folded=len(rows) > 8)
@@ -210,6 +156,8 @@ def _geometry(geometry: Geometry, run: RunData) -> Section:
     if any(value is not None for row in geometry.beta for value in row):
         alt = f"Heatmap of β̂ between new and old tasks; its mean is {significant(geometry.beta_bar)}."
         pictures.append(Picture("geometry_beta", plots.geometry_beta(geometry), alt))
+    if len(run.summary.drift) > 1:
+        pictures.append(finding.drift_picture(run))
     if geometry.measured.gradient_sq_mean or geometry.measured.loss_increase:
         alt = "Measured squared gradients and loss increases beside their bounds; the table has the numbers."
         pictures.append(Picture("geometry_bounds", plots.geometry_bounds(geometry), alt))
@@ -239,14 +187,6 @@ def _geometry(geometry: Geometry, run: RunData) -> Section:
         "β̂ is how much a new task still disturbs an old one: low means little forgetting."
     )
     return Section("Geometry of projection", intro, pictures, grids)
-
-
-def _percent(value: object) -> str:
-    return f"{number(100 * value)} %" if isinstance(value, float | int) else "–"
-
-
-def _points(value: object) -> str:
-    return f"{number(value)} %" if isinstance(value, float | int) else "–"
 
 
 def _significant(value: object) -> str:

@@ -23,6 +23,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 MODE_COLOURS = {"aware": "#0072B2", "agnostic": "#D55E00", "single": "#009E73", "batch64": "#E69F00"}
 MODE_MARKERS = {"aware": "o", "agnostic": "s", "single": "^", "batch64": "D"}
+WAY_LOOKS = {  # way to find the task → colour and marker
+    "cosine": ("#D55E00", "s"),
+    "gaussian": ("#E69F00", "D"),
+    "statistics": ("#0072B2", "o"),
+    "statistics-heads": ("#CC79A7", "v"),
+    "fused": ("#009E73", "^"),
+    "ridge": ("#56B4E9", "P"),
+}
 PHASE_COLOURS = {"train": "#0072B2", "task_end": "#E69F00", "evaluate": "#009E73"}
 KIND_COLOURS = {"model": "#0072B2", "basis": "#E69F00", "reference": "#009E73", "sketch": "#CC79A7"}
 
@@ -61,10 +69,20 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     return wrapped
 
 
-def new_figure(height: float = 3.3, width: float = WIDTH, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with `rows` panels that share their x axis; no global pyplot state."""
+def new_figure(
+    height: float = 3.3, width: float = WIDTH, rows: int = 1, heights: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with `rows` panels (of relative `heights`) that share their x axis; no global pyplot state."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+    return figure, list(figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
+
+
+def square(cells: int) -> tuple[Figure, Axes]:
+    """A figure for a heatmap with so many rows and columns."""
+    crowded = cells > MOST_NUMBERS
+    side = WIDTH if crowded else max(WIDTH - 0.9, 0.42 * cells + 0.9)
+    figure, (axes,) = new_figure(0.86 * side, side)
+    return figure, axes
 
 
 def png(figure: Figure) -> bytes:

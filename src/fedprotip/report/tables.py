@@ -62,6 +62,49 @@ def routers(run: RunData) -> Table:
     return Table("routers", ["router", *columns], rows)
 
 
+def sweep_size(run: RunData) -> Table:
+    """Accuracy (%) of every way when so many samples of one task come together."""
+    sweeps = run.summary.sweeps
+    rows: list[list[Cell]] = [
+        [way, size, value]
+        for way, values in sweeps.size.items()
+        for size, value in zip(sweeps.sizes, values, strict=True)
+    ]
+    return Table("sweep_size", ["router", "size", "accuracy"], rows)
+
+
+def sweep_purity(run: RunData) -> Table:
+    """Accuracy (%) of every way and rule when only a share of a group is of one task."""
+    sweeps = run.summary.sweeps
+    rows: list[list[Cell]] = [
+        [way, rule, purity, value]
+        for way, rules in sweeps.purity.items()
+        for rule, values in rules.items()
+        for purity, value in zip(sweeps.purities, values, strict=True)
+    ]
+    return Table("sweep_purity", ["router", "rule", "purity", "accuracy"], rows)
+
+
+def confidence(run: RunData) -> Table:
+    """Answers of mode single by confidence: how many, their mean confidence, the share that is right."""
+    rows: list[list[Cell]] = [[line.count, line.confidence, line.accuracy] for line in run.summary.confidence.bins]
+    return Table("confidence", ["count", "confidence", "accuracy"], rows)
+
+
+def unknown(run: RunData) -> Table:
+    """How well inputs of a task that was never learned are told from known ones."""
+    return Table("unknown", ["score", "auroc"], [[score, value] for score, value in run.summary.unknown.items()])
+
+
+def drift(run: RunData) -> Table:
+    """Distance of class means from their statistics (standard deviations), by task after each task."""
+    rows = run.summary.drift
+    tasks = max(map(len, rows), default=0)
+    later = [[None] * (tasks - len(row)) for row in rows]
+    columns = ["after_task", *(f"task_{t + 1}" for t in range(tasks))]
+    return Table("drift", columns, [[len(row), *row, *more] for row, more in zip(rows, later, strict=True)])
+
+
 def ranks(run: RunData) -> Table:
     """Cumulative rank R of each layer's subspace after each task, and the layer's input width d."""
     rows: list[list[Cell]] = [
@@ -107,7 +150,8 @@ def geometry(run: RunData) -> Table:
 def all_tables(run: RunData) -> list[Table]:
     """Every table of a run that has rows."""
     tables = [headline(run), *(matrix(run, mode) for mode in MODES if mode in run.summary.matrix)]
-    tables += [routing(run), routers(run), ranks(run), traffic(run), seconds(run), geometry(run)]
+    tables += [routing(run), routers(run), sweep_size(run), sweep_purity(run), confidence(run), unknown(run)]
+    tables += [drift(run), ranks(run), traffic(run), seconds(run), geometry(run)]
     return [table for table in tables if table.rows]
 
 

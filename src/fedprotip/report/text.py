@@ -6,6 +6,15 @@ from collections.abc import Iterable
 from fedprotip.report.rundata import Number, RunData
 
 METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
+WAYS = {
+    "cosine": "The paper: cosine similarity to the references of every client, and a vote; the head of that task answers.",
+    "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",
+    "statistics": "The nearest class mean, measured in standard deviations, is the answer; its task follows.",
+    "statistics-heads": "Class means choose the task; the head of that task answers.",
+    "fused": "Class means say how likely each task is, the heads how likely each class; both together answer.",
+    "ridge": "The largest output of a linear classifier in closed form is the answer; its task follows.",
+}
+RULES = {"pooled": "one task for all", "alone": "each sample alone", "mixture": "a mixture of tasks"}
 SCENARIOS = {"class": "class-incremental", "domain": "domain-incremental"}
 PHASES = {"train": "training", "task_end": "task end", "evaluate": "evaluation"}
 
@@ -18,9 +27,9 @@ def method_name(method: str) -> str:
 def meaning(mode: str, group: int) -> str:
     """What a mode measures, in one line."""
     return {
+        "single": "One sample at a time, and nobody says of which task.",
         "aware": "The true task is given.",
         "agnostic": "No task is given: the strongest output over all heads wins, the paper's (-t).",
-        "single": "The task of each sample is predicted from that sample alone.",
         "batch64": f"The paper's protocol: one decision for a group of {group} test samples of one task.",
     }[mode]
 
@@ -45,6 +54,20 @@ def significant(value: Number) -> str:
         return number(value)
     mantissa, _, exponent = f"{value:.3g}".partition("e")
     return mantissa.replace("-", "−") + (f"·10^{int(exponent)}".replace("-", "−") if exponent else "")
+
+
+def percent(share: object) -> str:
+    """A share as per cent.
+
+    >>> percent(0.5), percent(None)
+    ('50.0 %', '–')
+    """
+    return points(100 * share) if isinstance(share, float | int) else points(None)
+
+
+def points(value: object) -> str:
+    """What is in per cent already."""
+    return f"{number(value)} %" if isinstance(value, float | int) else "–"
 
 
 def plus_minus(mean: Number, std: Number, digits: int = 1) -> str:
@@ -118,23 +141,20 @@ def reading(run: RunData) -> str:
     """The result of a run in one or two sentences, computed from its numbers."""
     summary, group = run.summary, run.setting("evaluate.group", 64)
     condition = {
+        "single": "when samples come one at a time and nobody tells the task",
+        "agnostic": "when not told the task",
         "aware": "when told the task",
-        "single": "when it has to find the task from the sample alone",
         "batch64": f"when it has to find the task from {group} samples",
     }
-    if not summary.routing:
-        condition["agnostic"] = "when not told the task"
+    if summary.routing:
+        del condition["agnostic"]
     shown = [mode for mode in condition if summary.accuracy.get(mode) is not None]
     learned = plural(summary.learned, "task")
     shares = [f"{number(summary.accuracy[mode])} % {condition[mode]}" for mode in shown]
     answers = joined(shares).replace(" %", " % of test samples correctly", 1)
     sentence = f"After {learned} {method_name(summary.method)} answers {answers}"
     if summary.learned > 1:
-        brief = {
-            "aware": "task given",
-            "agnostic": "task not given",
-            "batch64": f"task found from {group} samples",
-        }
+        brief = {"single": "one at a time", "agnostic": "task not given", "aware": "task given"}
         lost = [f"{_lost(summary.forgetting.get(mode))} ({brief[mode]})" for mode in shown if mode in brief]
         sentence += f"; it forgot {joined(lost)}" if lost else ""
     return sentence + "."

@@ -50,7 +50,20 @@ class Stream:
 
     def client_samples(self, task: int, client: int) -> np.ndarray:
         """Training samples of a client in a task; empty when it has none."""
-        return self._shares(task).get(client, self.tasks[task].train[:0])
+        return self._share(task, client)[0]
+
+    def held_back(self, task: int, client: int) -> np.ndarray:
+        """Samples of a client in a task that it does not train on (`clients.held_back`)."""
+        return self._share(task, client)[1]
+
+    def _share(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """What a client holds of a task: to train on, and held back. At least one sample is trained on."""
+        held = self._shares(task).get(client, self.tasks[task].train[:0])
+        count = min(int(self._settings.clients.held_back * len(held)), max(len(held) - 1, 0))
+        if not count:
+            return held, held[:0]
+        order = numpy_stream(self._settings.run.seed, "held_back", task, client).permutation(len(held))
+        return held[np.sort(order[count:])], held[np.sort(order[:count])]
 
     def train_batch(self, task: int, indices: np.ndarray, generator: torch.Generator | None = None) -> Batch:
         """Training samples; with a generator they are augmented as `train.augment` asks."""
