@@ -189,6 +189,12 @@ class TrainSettings(Section):
         "random",
         description="closed: a new head begins as the linear discriminant of the clients' summed class statistics.",
     )
+    autocast: Literal["none", "bf16"] = Field(
+        "none", description="bf16: forward and backward pass in bfloat16 where torch thinks it safe; changes numbers."
+    )
+    channels_last: bool = Field(
+        False, description="Images and maps with channels last in memory: faster convolutions on many machines."
+    )
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
     )

@@ -18,6 +18,7 @@ from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.models.norms import moving_norms, training_mode
+from fedprotip.models.steps import channels_last
 from fedprotip.prefix import PrefixCache, still_prefix
 from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
@@ -70,7 +71,11 @@ class Workspace:
             training_mode(network.backbone, self.settings.model, self.task, still)
             batches = local_batches(samples, train, rng)
             for inputs, labels in self.cache.train_batches(network, self.task, batches, chance):
-                loss = self.method.loss(network, inputs.to(device), labels.to(device), self.task)
+                inputs = inputs.to(device)
+                if train.channels_last:
+                    inputs = channels_last(inputs)
+                with torch.autocast(device.type, torch.bfloat16, enabled=train.autocast == "bf16"):
+                    loss = self.method.loss(network, inputs, labels.to(device), self.task)
                 optimizer.zero_grad()
                 loss.backward()
                 with torch.no_grad():

@@ -86,7 +86,7 @@ class FedProTIPOptions(MethodSettings):
         True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
     )
     router: Literal["cosine", "gaussian", "statistics", "statistics-heads", "fused"] = Field(
-        "cosine",
+        "fused",
         description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
         "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads.",
     )
@@ -95,7 +95,7 @@ class FedProTIPOptions(MethodSettings):
     @model_validator(mode="after")
     def _router_has_its_statistics(self) -> "FedProTIPOptions":
         if self.router not in ("cosine", "gaussian") and not self.statistics:
-            raise ValueError(f"method.router = {self.router!r} needs method.statistics = true")
+            raise ValueError(f"router = {self.router!r} needs statistics = true; without them: 'cosine' or 'gaussian'")
         return self
 
     @field_validator("layer_thresholds")

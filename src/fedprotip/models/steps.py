@@ -34,6 +34,15 @@ Inputs = Tensor | Hidden
 """Images, or what a frozen prefix made of them: `Network.embed` takes both."""
 
 
+def channels_last(inputs: Inputs) -> Inputs:
+    """The same images or maps with channels last in memory; other inputs as they are."""
+    values = inputs.values if isinstance(inputs, Hidden) else inputs
+    if values.dim() != 4:
+        return inputs
+    values = values.contiguous(memory_format=torch.channels_last)
+    return Hidden(values, inputs.steps) if isinstance(inputs, Hidden) else values
+
+
 def steps_of(backbone: nn.Module) -> list[Step]:
     """The chain from images to features; empty for a module that neither is a Sequential nor has `steps()`."""
     if isinstance(backbone, nn.Sequential):

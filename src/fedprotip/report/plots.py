@@ -16,7 +16,7 @@ def accuracy_over_tasks(run: RunData) -> Figure:
     """Average accuracy over the tasks seen so far (the paper's Fig. 3)."""
     figure, (axes,) = style.new_figure()
     modes = [mode for mode in run.summary.modes if mode in run.summary.matrix]
-    for mode in modes:
+    for place, mode in enumerate(modes):
         curve = style.as_floats(run.summary.curve(mode))
         axes.plot(
             range(1, len(curve) + 1),
@@ -24,6 +24,7 @@ def accuracy_over_tasks(run: RunData) -> Figure:
             label=mode,
             color=style.MODE_COLOURS[mode],
             marker=style.MODE_MARKERS[mode],
+            zorder=3 - 0.1 * place,  # the first mode is never hidden
         )
     axes.set_ylim(0, 103)
     axes.set_ylabel("average accuracy (%)")

@@ -7,7 +7,7 @@ from fedprotip.report.rundata import Number, RunData
 
 METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
 WAYS = {
-    "cosine": "The paper: cosine similarity to the references of every client, and a vote; the head of that task answers.",
+    "cosine": "The paper: cosine similarity to every client's references, and a vote; the head of that task answers.",
     "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",
     "statistics": "The nearest class mean, measured in standard deviations, is the answer; its task follows.",
     "statistics-heads": "Class means choose the task; the head of that task answers.",
