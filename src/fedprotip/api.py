@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
+from fedprotip.capture import find_layers
 from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.client import Workspace, build_optimizer, full_state, load_state, prepare
@@ -21,14 +22,18 @@ from fedprotip.federation.journal import Journal, Observer
 from fedprotip.federation.local import LocalEngine
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Server, device_of
+from fedprotip.federation.workers import WorkerEngine
 from fedprotip.methods import create_method
-from fedprotip.models import build_network
+from fedprotip.models import Network, build_network
 from fedprotip.prefix import PrefixCache
 from fedprotip.report import write_report
 from fedprotip.runs import RunFolder, explained, free_path
 from fedprotip.settings import Settings, parse_ids, to_toml
 from fedprotip.stream import build_stream, check_clients
 from fedprotip.stream.inspection import check_images
+
+SHORT = 2**22
+"""Multiplications of a product below which a second thread costs more than it brings."""
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -49,10 +54,10 @@ def run(
     """
     observers = list(observers)
     wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, "note", text))
-    check(wanted)
+    network = check(wanted)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
-    with _threads(wanted.run.threads):
+    with _threads(wanted.run.threads or sensible_threads(network, wanted)):
         folder = RunFolder.create(path, to_toml(wanted))
         with folder.locked():
             return _complete(folder, wanted, observers)
@@ -123,12 +128,12 @@ def inspect(path: str | Path) -> dict[str, Any]:
     return facts | {"versions": manifest["versions"], "files": folder.verify()}
 
 
-def check(settings: Settings) -> None:
-    """Refuse what cannot run, before any work and before anything is written."""
+def check(settings: Settings) -> Network:
+    """Refuse what cannot run, before any work and before anything is written; the network it would run with."""
     method = create_method(settings)
     stream = build_stream(settings)
     check_clients(stream)
-    build_network(settings, stream.dataset.image_shape, method.routes)
+    network = build_network(settings, stream.dataset.image_shape, method.routes)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
     if settings.run.geometry and not method.protects:
         raise UsageError(
@@ -141,6 +146,15 @@ def check(settings: Settings) -> None:
     if settings.run.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
     check_images(stream.dataset)
+    return network
+
+
+def sensible_threads(network: Network, settings: Settings) -> int:
+    """1 for a small perceptron, whose products are too short to be shared; else 0: torch's own choice."""
+    layers = find_layers(network.backbone, only_trainable=False)
+    weights = [network.backbone.get_parameter(name) for name in layers]
+    short = all(w.dim() == 2 and settings.train.batch * w.numel() < SHORT for w in weights)
+    return 1 if short and weights else 0
 
 
 def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
@@ -155,7 +169,8 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         networks = [build_network(initial, shape, method.routes).to(device) for _ in range(2)]
         cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
         server = Server(settings, method, networks[0], stream, cache)
-        engine = LocalEngine(Workspace(settings, method, networks[1], stream, store, cache))
+        workspace = Workspace(settings, method, networks[1], stream, store, cache)
+        engine = WorkerEngine(workspace, folder.path) if settings.clients.workers else LocalEngine(workspace)
         if saved:
             server.restore(*saved)
             prepare(networks[1], stream, settings.run.seed, len(networks[0].labels) - 1)
@@ -169,6 +184,8 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
             try:
                 run_tasks(server, engine, journal, probe)
             finally:
+                if isinstance(engine, WorkerEngine):
+                    engine.close()
                 journal.flush()
                 cache.close()
             if probe:

@@ -103,6 +103,9 @@ class ClientsSettings(Section):
         {},
         description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',
     )
+    workers: int = Field(
+        0, ge=0, description="Processes that train clients side by side, for small models; 0: none, all in this process."
+    )
 
     @field_validator("roster")
     @classmethod
@@ -227,7 +230,7 @@ class RunSettings(Section):
     out: str = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
     engine: Literal["local"] = Field("local", description="Where clients run: local is this process.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
-    threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice.")
+    threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons.")
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(
         1024,

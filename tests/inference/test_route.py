@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedprotip.inference.route import CosineRouter, energies, fill_missing, reference, relevance
+from fedprotip.inference.route import CosineRouter, energies, energy_variance, fill_missing, reference, relevance
 from tests.subspace.reference import random_basis
 
 seeds = st.integers(0, 5000)
@@ -42,6 +42,24 @@ def test_the_relevance_of_a_group_is_its_reference(seed, d, n):
 def test_a_reference_of_rounding_errors_is_zero_not_nan():
     moment = torch.diag(torch.tensor([1.0, -1e-18], dtype=torch.float64))
     assert reference(moment, 5, torch.tensor([[0.0], [1.0]])) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("centre", [0.0, 1.0, 4.0])
+def test_the_variance_of_energies_is_that_of_a_simulation(seed, centre):
+    """Normal features with a crooked covariance, once as moments and once one by one."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((40000, 6)) @ rng.standard_normal((6, 6)) + centre * rng.standard_normal(6)
+    basis = random_basis(rng, 6, 3)
+    expected = ((features @ basis) ** 2).sum(1).var()
+    moment, total = torch.tensor(features.T @ features), torch.tensor(features.sum(0))
+    assert energy_variance(moment, total, len(features), torch.tensor(basis)) == pytest.approx(expected, rel=0.1)
+
+
+def test_the_variance_of_one_sample_is_zero_and_rounding_never_makes_it_negative():
+    feature = torch.tensor([0.1, 0.7, 1e3], dtype=torch.float64)
+    found = energy_variance(torch.outer(feature, feature), feature, 1, torch.eye(3))
+    assert 0 <= found < 1e-3
 
 
 @given(seeds, st.integers(1, 12))

@@ -27,20 +27,22 @@ class _Question:
     said: Tensor  # (n, C) log p(class | task)
     labels: Tensor  # (n,)
 
-    def accuracy(self, groups: list[Tensor], rule: str) -> float:
-        samples = torch.cat(groups)
-        tasks = torch.cat([self._tasks(self.evidence[group], rule) for group in groups])
-        answers, _ = self.inference.answer(tasks, self.said[samples])
+    def accuracy(self, groups: Tensor, rule: str) -> float:
+        """Percent of all samples in groups (g, size) that get their label."""
+        samples = groups.flatten()
+        answers, _ = self.inference.answer(self._tasks(self.evidence[groups], rule).flatten(0, 1), self.said[samples])
         return 100 * float((answers == self.labels[samples]).double().mean())
 
     def _tasks(self, evidence: Tensor, rule: str) -> Tensor:
-        """log p(task) of every sample of a group."""
+        """log p(task) of every sample of every group (g, size, T)."""
+        groups, size, _ = evidence.shape
         if rule == "mixture":
             return mixture(evidence / self.inference.calibration.temperature).float()
         if rule == "alone":
-            return self.inference.decide(self.way, evidence, torch.ones(len(evidence)))
-        size = torch.tensor([float(len(evidence))])
-        return self.inference.decide(self.way, evidence.mean(0, keepdim=True), size).expand(len(evidence), -1)
+            alone = evidence.flatten(0, 1)
+            return self.inference.decide(self.way, alone, torch.ones(len(alone))).view(groups, size, -1)
+        pooled = self.inference.decide(self.way, evidence.mean(1), torch.full((groups,), float(size)))
+        return pooled[:, None].expand(-1, size, -1)
 
 
 class Sweep:
@@ -75,8 +77,8 @@ class Sweep:
             by_purity[name] = {rule: [ask.accuracy(groups, rule) for groups in mixed] for rule in rules}
         return {"sizes": list(SIZES), "size": by_size, "purities": list(PURITIES), "purity": by_purity}
 
-    def _groups(self, tasks: Tensor, size: int, purity: float) -> list[Tensor]:
-        """Seeded groups, as many for every task; the rest of a mixed one comes from all other tasks."""
+    def _groups(self, tasks: Tensor, size: int, purity: float) -> Tensor:
+        """Seeded groups (g, size), as many for every task; the rest of a mixed one comes from all other tasks."""
         rng = numpy_stream(self._settings.run.seed, "sweep-groups", size, round(100 * purity))
         draws = max(self._settings.evaluate.draws, Sweep.SAMPLES // size)
         groups, numbers = [], np.arange(len(tasks))
@@ -88,4 +90,4 @@ class Sweep:
                 more = size - count
                 rest = rng.choice(others, more, replace=len(others) < more) if more else mine[:0]
                 groups.append(torch.from_numpy(np.concatenate([mine, rest])))
-        return groups
+        return torch.stack(groups)

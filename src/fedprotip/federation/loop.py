@@ -186,4 +186,6 @@ def valid(
         if reason or reply.message is None:
             journal.failure(server.progress, reply.client, task, round_, reason)
         else:
+            if withheld := reply.message.meta.get("withheld"):
+                journal.event("withheld", task=task, client=reply.client, kind=reply.message.kind, classes=withheld)
             yield reply.client, reply.message

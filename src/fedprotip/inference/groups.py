@@ -1,25 +1,26 @@
 """A group of samples whose tasks are unknown: of one task, or of several."""
 
+import math
+
 import torch
 from torch import Tensor
 
-STEPS = 50
+STEPS = 30
 
 
 def mixture(evidence: Tensor) -> Tensor:
-    """log p(task | sample, group), (n, T), from the log-likelihoods (n, T) of a group's samples; one alone: n = 1.
+    """log p(task | sample, group), (…, n, T), from the log-likelihoods (…, n, T) of the samples of a group.
 
     Either all samples are of one task, or each comes from a task drawn with shares that the group itself tells (by
     expectation maximisation). The second explanation always fits better and has T − 1 more numbers, so it has to be
     better by log(n)/2 for each of them. Then a pure group decides as one, and in a mixed one every sample for itself.
     """
-    n, tasks = evidence.shape
-    together = evidence.sum(0)
-    shares = torch.full((tasks,), 1 / tasks, dtype=torch.float64)
-    scores = evidence.double()
+    scores, (n, tasks) = evidence.double(), evidence.shape[-2:]
+    together = scores.sum(-2, keepdim=True)
+    shares = scores.new_full((*scores.shape[:-2], 1, tasks), 1 / tasks)
     for _ in range(STEPS):
-        shares = (scores + shares.log()).softmax(1).mean(0).clamp_min(1e-12)
-    fit = (scores + shares.log()).logsumexp(1).sum()
-    if together.max() >= fit - (tasks - 1) / 2 * torch.log(torch.tensor(float(n))):
-        return together.double().log_softmax(0).expand(n, tasks)
-    return (scores + shares.log()).log_softmax(1)
+        shares = (scores + shares.log()).softmax(-1).mean(-2, keepdim=True).clamp_min(1e-12)
+    weighed = scores + shares.log()
+    fit = weighed.logsumexp(-1, keepdim=True).sum(-2, keepdim=True)
+    pure = together.amax(-1, keepdim=True) >= fit - (tasks - 1) / 2 * math.log(n)
+    return torch.where(pure, together, weighed).log_softmax(-1)

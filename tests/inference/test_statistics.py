@@ -1,0 +1,275 @@
+"""Class statistics and what follows from them, against plain loops and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.covariance import OAS
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, oas, pack, ridge, unpack
+
+seeds = st.integers(0, 5000)
+
+
+def samples(seed, classes=4, d=6, n=80, offset=0.0):
+    """Features (n, d) around class means with one crooked covariance; every class is there."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, n - classes)])
+    crooked = rng.standard_normal((d, d)) / d**0.5
+    features = 2 * rng.standard_normal((classes, d))[labels] + rng.standard_normal((n, d)) @ crooked + offset
+    return features, labels
+
+
+def sums_of(features, labels, classes):
+    sums = Sums.zeros(classes, features.shape[1])
+    sums.add(torch.tensor(features), torch.tensor(labels))
+    return sums
+
+
+def assert_same(one, other, rel=1e-12):
+    for name in ("counts", "sums", "moment"):
+        expected = getattr(other, name)
+        torch.testing.assert_close(getattr(one, name), expected, rtol=rel, atol=rel * expected.abs().max().item())
+
+
+# Sums
+
+
+@given(seeds, st.integers(1, 9))
+def test_packing_keeps_half_and_loses_nothing(seed, d):
+    a = torch.tensor(np.random.default_rng(seed).standard_normal((d, d)))
+    moment = a @ a.T
+    assert pack(moment).shape == (d * (d + 1) // 2,)
+    assert torch.equal(unpack(pack(moment), d), moment)
+
+
+def test_the_upper_triangle_is_packed_row_by_row():
+    assert pack(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]])).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(seeds)
+def test_sums_are_those_of_a_plain_loop(seed):
+    features, labels = samples(seed)
+    counts, totals, moment = np.zeros(5), np.zeros((5, 6)), np.zeros((6, 6))
+    for feature, label in zip(features, labels, strict=True):
+        counts[label] += 1
+        totals[label] += feature
+        moment += np.outer(feature, feature)
+    found = sums_of(features, labels, 5)
+    assert_same(found, Sums(*map(torch.tensor, (counts, totals, moment))))
+    assert found.seen.tolist() == [True] * 4 + [False]
+    assert found.means()[4].tolist() == [0.0] * 6
+    assert found.freedom() == 80 - 4
+
+
+@given(seeds, st.integers(1, 7))
+def test_sums_add_up_in_any_order_and_over_any_split(seed, clients):
+    features, labels = samples(seed)
+    rng = np.random.default_rng(seed)
+    owner = rng.integers(0, clients, len(labels))
+    parts = [sums_of(features[owner == client], labels[owner == client], 4) for client in range(clients)]
+    for order in (range(clients), rng.permutation(clients)):
+        total = Sums.zeros(4, 6)
+        for client in order:
+            total = total + parts[client]
+        assert_same(total, sums_of(features, labels, 4))
+
+
+@given(seeds)
+def test_adding_leaves_both_parts_as_they_were(seed):
+    features, labels = samples(seed)
+    one = sums_of(features, labels, 4)
+    before = one.moment.clone()
+    assert ((one + one).moment == 2 * before).all()
+    assert torch.equal(one.moment, before)
+
+
+@given(seeds, st.sampled_from([0.0, 30.0]))
+def test_the_scatter_is_that_of_centred_samples(seed, offset):
+    features, labels = samples(seed, offset=offset)
+    centred = features - np.stack([features[labels == label].mean(0) for label in range(4)])[labels]
+    found = sums_of(features, labels, 4).scatter()
+    assert found.numpy() == pytest.approx(centred.T @ centred, rel=1e-8, abs=1e-8)
+
+
+def test_a_single_sample_has_one_degree_of_freedom_not_none():
+    assert sums_of(np.ones((1, 3)), np.array([0]), 2).freedom() == 1
+    assert Sums.zeros(2, 3).freedom() == 1
+
+
+# Shrinkage
+
+
+@given(seeds, st.integers(2, 12), st.integers(2, 60))
+def test_the_shrinkage_is_the_published_formula(seed, d, n):
+    x = np.random.default_rng(seed).standard_normal((n, d)) * np.arange(1, d + 1)
+    s = x.T @ x / n
+    square, trace = np.trace(s @ s), np.trace(s)
+    expected = ((1 - 2 / d) * square + trace**2) / ((n + 1 - 2 / d) * (square - trace**2 / d))
+    assert oas(torch.tensor(s), n) == pytest.approx(min(expected, 1.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [50, 200, 2000])
+def test_it_is_that_of_scikit_learn_up_to_the_terms_it_leaves_out(n):
+    """scikit-learn leaves out −2/d, so its numerator is larger by up to 2/d of tr(S²), and the denominator by 2/(nd)."""
+    d = 64
+    x = np.random.default_rng(0).standard_normal((n, d)) * np.linspace(0.1, 3, d)
+    expected = OAS(assume_centered=True).fit(x).shrinkage_
+    found = oas(torch.tensor(x.T @ x / n), n)
+    assert 0 < found < 1
+    assert found == pytest.approx(expected, rel=2 / d)
+
+
+@pytest.mark.parametrize("covariance", [torch.eye(5), torch.zeros(3, 3), torch.ones(1, 1)])
+def test_nothing_to_tell_directions_apart_is_shrunk_wholly(covariance):
+    assert oas(covariance.double(), 10) == 1.0
+
+
+# Gaussians
+
+
+@given(seeds, st.sampled_from([0.01, 0.3, 1.0]))
+def test_the_discriminant_is_that_of_scikit_learn(seed, shrinkage):
+    """It divides the scatter by n and not by n − C, and adds log priors: both are taken out."""
+    features, labels = samples(seed)
+    priors = np.bincount(labels) / len(labels)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=priors).fit(features, labels)
+    scale = (len(labels) - 4) / len(labels)
+    expected = scale * (features @ theirs.coef_.T + theirs.intercept_ - np.log(priors))
+    gaussians = Gaussians.of(sums_of(features, labels, 4), shrinkage)
+    densities = gaussians.log_densities(torch.tensor(features)).double().numpy()
+    weights, bias = (part.double().numpy() for part in gaussians.head())
+    for found in (densities, features @ weights.T + bias):
+        centred = found - found.mean(1, keepdims=True)
+        wanted = expected - expected.mean(1, keepdims=True)
+        assert centred == pytest.approx(wanted, rel=1e-3, abs=1e-3 * np.abs(wanted).max())
+
+
+@given(seeds)
+def test_log_densities_are_mahalanobis_distances(seed):
+    features, labels = samples(seed)
+    sums = sums_of(features, labels, 4)
+    scatter = sums.scatter().numpy() / sums.freedom()
+    share = oas(torch.tensor(scatter), sums.freedom())
+    inverse = np.linalg.inv((1 - share) * scatter + share * np.trace(scatter) / 6 * np.eye(6))
+    gaussians = Gaussians.of(sums)
+    assert gaussians.shrinkage == pytest.approx(share)
+    found = gaussians.log_densities(torch.tensor(features[:9]))
+    for row, feature in zip(found.tolist(), features, strict=False):
+        apart = [feature - mean for mean in sums.means().numpy()]
+        assert row == pytest.approx([-0.5 * a @ inverse @ a for a in apart], rel=1e-3, abs=1e-3)
+
+
+def test_whitened_samples_have_unit_variance_around_their_class():
+    features, labels = samples(0, n=4000)
+    whitened = Gaussians.of(sums_of(features, labels, 4)).whiten(torch.tensor(features)).numpy()
+    centred = whitened - np.stack([whitened[labels == label].mean(0) for label in range(4)])[labels]
+    assert np.cov(centred.T) == pytest.approx(np.eye(6), abs=0.05)
+
+
+@given(seeds)
+def test_a_class_nobody_tells_about_is_never_the_answer(seed):
+    features, labels = samples(seed)
+    found = Gaussians.of(sums_of(features, 2 * labels, 8)).log_densities(torch.tensor(features))
+    assert (found[:, 1::2] == -torch.inf).all()
+    assert found[:, ::2].isfinite().all()
+
+
+def test_a_class_without_statistics_begins_as_the_mean_of_the_others():
+    features, labels = samples(1)
+    gaussians = Gaussians.of(sums_of(features, labels, 5))
+    weights, bias = gaussians.head()
+    logits = torch.tensor(features).float() @ weights.T + bias
+    mean = gaussians.centres[:4].mean(0)
+    as_mean = -0.5 * (gaussians.whiten(torch.tensor(features)) - mean).square().sum(1)
+    shift = logits[:, 0] - gaussians.log_densities(torch.tensor(features))[:, 0]
+    assert (logits[:, 4] - shift).tolist() == pytest.approx(as_mean.tolist(), rel=1e-2, abs=1e-2)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_fewer_samples_than_features_give_finite_answers(n):
+    features, labels = samples(0, classes=1, d=20, n=max(n, 1))
+    gaussians = Gaussians.of(sums_of(features[:n], labels[:n], 2))
+    found = gaussians.log_densities(torch.tensor(features))
+    assert not found.isnan().any()
+    assert found[:, 0].isfinite().all() == bool(n)
+
+
+def as_sent(sums):
+    """Rounded to float32 on the way, as in a message."""
+    d = len(sums.moment)
+    return Sums(sums.counts, sums.sums.float().double(), unpack(pack(sums.moment).float().double(), d))
+
+
+@pytest.mark.parametrize("offset", [0, 30, 1000])
+def test_features_far_from_zero_survive_the_rounding_of_a_message(offset):
+    features, labels = samples(3, n=800, offset=offset)
+    sums = sums_of(features, labels, 4)
+    exact, found = (Gaussians.of(s).log_densities(torch.tensor(features)).argmax(1) for s in (sums, as_sent(sums)))
+    assert (exact == found).double().mean() > 0.97
+
+
+@pytest.mark.parametrize("d", [4, 10, 32])
+def test_features_that_never_change_are_no_reason_to_fail(d):
+    """A dead backbone: the scatter is rounding error alone, and may have negative eigenvalues."""
+    features = np.tile(np.random.default_rng(d).uniform(0.1, 9, d), (50, 1))
+    gaussians = Gaussians.of(as_sent(sums_of(features, np.arange(50) % 2, 2)))
+    assert not gaussians.log_densities(torch.tensor(features)).isnan().any()
+
+
+# Ridge
+
+
+@given(seeds, st.sampled_from([1e-3, 0.1, 10.0]), st.sampled_from([0.0, 5.0]))
+def test_ridge_is_that_of_scikit_learn(seed, strength, offset):
+    features, labels = samples(seed, offset=offset)
+    variance = ((features - features.mean(0)) ** 2).mean()
+    theirs = Ridge(alpha=strength * variance * len(labels)).fit(features, np.eye(4)[labels])
+    weights, bias = ridge(sums_of(features, labels, 4), strength)
+    assert weights.numpy() == pytest.approx(theirs.coef_, rel=1e-3, abs=1e-5)
+    assert bias.numpy() == pytest.approx(theirs.intercept_, rel=1e-3, abs=1e-4)
+
+
+def test_ridge_never_answers_a_class_without_samples():
+    features, labels = samples(0)
+    weights, bias = ridge(sums_of(features, labels, 6), 0.01)
+    assert bias.isneginf().tolist() == [False] * 4 + [True] * 2
+    assert weights.isfinite().all()
+    weights, bias = ridge(Sums.zeros(3, 5), 0.01)
+    assert (weights == 0).all()
+    assert bias.isneginf().all()
+
+
+# Random features
+
+
+def test_every_machine_draws_the_same_features():
+    features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    here, there, other = FeatureMap(5, 16, 3), FeatureMap(5, 16, 3), FeatureMap(5, 16, 4)
+    torch.manual_seed(99)  # another machine is in another state
+    assert torch.equal(here(features), there(features))
+    assert torch.equal(here(features), here(features))
+    assert not torch.equal(here(features), other(features))
+    assert here.out == 16
+    assert here(features).shape == (7, 16)
+    assert (here(features) >= 0).all()
+    assert (here(features) > 0).any()
+
+
+def test_without_a_width_features_stay_as_they_are():
+    features = torch.randn(7, 5)
+    assert FeatureMap(5, 0, 3)(features) is features
+    assert FeatureMap(5, 0, 3).out == 5
+
+
+def test_the_map_is_positively_homogeneous_and_keeps_the_size_of_features():
+    """relu(aR) with R of variance 1/d: E‖relu(aR)‖² = M‖a‖²/(2d)."""
+    features = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    mapped = FeatureMap(40, 4096, 0)(features)
+    torch.testing.assert_close(FeatureMap(40, 4096, 0)(3 * features), 3 * mapped)
+    sizes = mapped.square().sum(1) / features.square().sum(1)
+    assert sizes.tolist() == pytest.approx([4096 / 80] * 3, rel=0.1)
