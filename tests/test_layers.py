@@ -23,7 +23,7 @@ ORDER = [
         "prefix",
         "capture",
     ),
-    *("inference", "methods", "evaluation", "federation", "report", "api", "cells", "protocols"),
+    *("inference", "methods", "evaluation", "federation", "report", "answers", "api", "cells", "protocols"),
     *("reproduce", "bench", "display", "data_cli", "bench_cli", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))

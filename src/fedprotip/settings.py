@@ -104,7 +104,9 @@ class ClientsSettings(Section):
         description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',
     )
     workers: int = Field(
-        0, ge=0, description="Processes that train clients side by side, for small models; 0: none, all in this process."
+        0,
+        ge=0,
+        description="Processes that train clients side by side, for small models; 0: none, all in this process.",
     )
 
     @field_validator("roster")

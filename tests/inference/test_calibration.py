@@ -18,7 +18,7 @@ def test_losses_are_those_of_a_plain_loop_and_add_up(seed):
     for temperature in TEMPERATURES.tolist():
         p = np.exp(scores.numpy() / temperature)
         p = p / p.sum(1, keepdims=True)
-        expected.append(-np.log((p * right.numpy()).sum(1)).sum())
+        expected.append(np.minimum(-np.log((p * right.numpy()).sum(1)), 50).sum())
     assert losses(scores, right).tolist() == pytest.approx(expected, rel=1e-6)
     parts = losses(scores[:4], right[:4]) + losses(scores[4:], right[4:])
     assert parts.tolist() == pytest.approx(losses(scores, right).tolist())

@@ -59,6 +59,7 @@ class WorkerEngine(LocalEngine):
     def begin_task(self, task: int, network: Network, knowledge: Knowledge) -> None:
         super().begin_task(task, network, knowledge)
         load_state(self.workspace.network, full_state(network))  # no client has trained here in the task before
+        self._keeps = still_prefix(network, self.workspace.settings, task) > 0
         self._home = {}
 
     def train(self, clients: list[int], round_: int, parcel: Callable[[int], list[Message]]) -> Iterator[Reply]:
@@ -132,8 +133,6 @@ class WorkerEngine(LocalEngine):
 
     def _hand_out(self, window: Sequence[int], waiting: set[int], round_: int, start: bytes) -> None:
         """Give every idle worker the first client of the window that waits and belongs to no other worker."""
-        workspace = self.workspace
-        keeps = still_prefix(self._network, workspace.settings, workspace.task) > 0
         for worker in self._workers:
             if worker.client is not None:
                 continue
@@ -146,7 +145,7 @@ class WorkerEngine(LocalEngine):
                 worker.round = round_
             worker.ask(client)
             waiting.remove(client)
-            if keeps:
+            if self._keeps:
                 self._home[client] = worker
 
     def _collect(self, answers: dict[int, Message]) -> None:

@@ -265,6 +265,13 @@ class Inference:
             found["energy"] = -scores[HEADS].logsumexp(1)
         return found
 
+    def strangeness(self, scores: dict[str, Tensor]) -> Tensor:
+        """How unusual samples are among held-back ones, from 0 to 1; without class statistics NaN."""
+        found = self.unusual(scores).get("mahalanobis")
+        if found is None:
+            return torch.full((len(next(iter(scores.values()))),), torch.nan)
+        return self.calibration.unusual(found)
+
     def answer(self, tasks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Labels (n,) and their probabilities (n,) from log p(task) (n, T) and log p(class | task) (n, C)."""
         return self._labels(tasks[:, self.columns.tasks] + classes)

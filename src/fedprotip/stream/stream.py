@@ -94,6 +94,10 @@ class Stream:
         images, labels = self.dataset.test_images, self.dataset.test_labels
         return ahead(self._request(task, images, labels, indices) for indices in batches)
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """Images (n, c, h, w) with values from 0 to 255 as the model sees them."""
+        return (images.float() / 255 - self._mean) / self._std
+
     def _request(
         self,
         task: int,
