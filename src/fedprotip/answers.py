@@ -35,7 +35,7 @@ class Answer:
     task: int
     task_probability: float
     unusual: float
-    """The share of held-back samples (`clients.held_back`) that look less strange; above 0.95: better "I don't know"."""
+    """The share of held-back samples (`clients.held_back`) that look less strange; above 0.95 better say: unknown."""
 
 
 def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answer]:

@@ -180,6 +180,9 @@ class Worker:
                 f"clients.workers = {wanted}: this process cannot start others ({_first_line(error)}); start the run "
                 'below if __name__ == "__main__":, or choose the nearest valid value, 0.'
             ) from None
+        except OSError as error:
+            self.connection.close()
+            raise RunError(f"A worker process cannot start: {error.strerror}; choose fewer clients.workers.") from None
         finally:
             theirs.close()
             pthread_sigmask(SIG_SETMASK, before)
