@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import fedprotip
+from fedprotip.evaluation.sweeps import Sweep
 
 SMALL = {
     "stream": {"tasks": 3, "task_size": 2},
@@ -26,6 +27,12 @@ def small(*overrides, **sections):
     for name, values in sections.items():
         raw[name] = {**raw.get(name, {}), **values}
     return fedprotip.load_settings(raw, overrides)
+
+
+def quick(monkeypatch):
+    """Runs without a report and without sweeps over group sizes: for tests that look at neither."""
+    monkeypatch.setattr("fedprotip.api.write_report", lambda path: None)
+    monkeypatch.setattr(Sweep, "result", lambda self: {})
 
 
 def results(folder: Path):

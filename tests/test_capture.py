@@ -158,3 +158,37 @@ def test_same_seed_same_columns_and_hooks_are_gone():
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["0.weight"], other["0.weight"])
     assert not module[0]._forward_pre_hooks
+
+
+def images_used(module, columns, per_image, images=40, batch=4):
+    """How many images run until the samples are fair."""
+    seen = []
+
+    def forward(part):
+        seen.append(len(part))
+        return module(part)
+
+    parts = [torch.randn(batch, 1, 6, 6) for _ in range(images // batch)]
+    capture(module, parts, columns, SEED, forward=forward, per_image=per_image)
+    return sum(seen)
+
+
+@pytest.mark.parametrize(
+    ("columns", "per_image", "expected"),
+    [
+        (32, 0, 40),  # no limit: all of them
+        (32, 8, 4),  # 8 of the 36 columns of each image
+        (32, 4, 8),
+        (32, 1, 32),
+        (32, 100, 4),  # one batch has 144 columns
+        (300, 100, 12),  # 100 per image would do with 3 images, but they only have 36 each
+        (10**6, 8, 40),
+    ],
+)
+def test_no_more_images_run_than_a_fair_sample_needs(columns, per_image, expected):
+    assert images_used(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1)), columns, per_image) == expected
+
+
+def test_the_layer_with_the_smallest_map_decides():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(72, 3))
+    assert images_used(module, 16, 8) == 16  # a Linear has one column per image

@@ -73,7 +73,8 @@ def _same_settings(folder: Path, wanted: Settings) -> None:
     expected = wanted.model_dump()
     for section, values in expected.items():
         for key, value in values.items():
-            if (section, key) != ("run", "out") and found[section].get(key) != value:
+            free = (section, key) in (("run", "out"), ("clients", "workers"))  # they change no result
+            if not free and found[section].get(key) != value:
                 raise UsageError(
                     f"{folder} holds a run with {section}.{key} = {found[section].get(key)!r}, not {value!r}; "
                     "remove it or choose another --out."

@@ -32,7 +32,7 @@ from fedprotip.runs import RunFolder
 from fedprotip.settings import Settings
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
-QUIET = ("data.root", "evaluate.batch", "model.weights", "run.")
+QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
 """Settings that do not make another row: where things are, and how fast it goes."""
 BULKY = ("matrix", "confusion")
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}

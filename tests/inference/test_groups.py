@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprotip.inference.groups import mixture
@@ -19,6 +19,7 @@ def likelihoods(tasks, seed=0, apart=2.0, total=4):
     return torch.tensor(-0.5 * ((x[:, None] - centres) ** 2).sum(2)).float()
 
 
+@settings(max_examples=25)
 @given(seeds, st.integers(1, 6), st.sampled_from([0.1, 3.0, 300.0]))
 def test_one_sample_is_decided_as_if_alone(seed, tasks, scale):
     evidence = scale * torch.tensor(np.random.default_rng(seed).standard_normal((1, tasks)))
@@ -57,6 +58,7 @@ def test_shares_are_those_that_explain_the_group_best(seed):
     assert found.numpy() == pytest.approx(again.numpy(), abs=1e-3)
 
 
+@settings(max_examples=25)
 @given(seeds, st.integers(1, 40))
 def test_probabilities_add_up_and_order_does_not_matter(seed, n):
     rng = np.random.default_rng(seed)

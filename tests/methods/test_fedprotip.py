@@ -77,7 +77,7 @@ def test_singular_values_travel_only_when_they_are_needed(make):
     [
         ({"columns": 20}, 20),
         ({"images": 15, "columns": 20}, 15),
-        ({"images": 25, "columns": 20, "projection": "none"}, 25),
+        ({"images": 25, "columns": 20, "projection": "none"}, 20),
     ],
 )
 def test_no_more_images_than_columns_run(make, options, expected):
@@ -103,7 +103,7 @@ def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
     original = fedprotip.methods.fedprotip.capture
     monkeypatch.setattr(
         "fedprotip.methods.fedprotip.capture",
-        lambda *args: captured.append(original(*args)) or captured[-1],
+        lambda *args: captured.append(dict(original(*args))) or dict(captured[-1]),
     )
     network.add_head([2, 3], 0, 1)
     message = method.summarise("basis", at(0, knowledge, 1))
@@ -167,8 +167,19 @@ def test_bad_bases_are_rejected(make, damage):
 )
 def test_bad_references_are_rejected(make, values, counts):
     method, network, _ = make()
+    tensors = {"values": values, "variances": torch.ones_like(values), "counts": counts}
     with pytest.raises(BadMessage):
-        method.validate(Message("reference", {"values": values, "counts": counts}), network, {}, 0)
+        method.validate(Message("reference", tensors), network, {}, 0)
+
+
+@pytest.mark.parametrize("variance", [-1.0, torch.nan])
+def test_bad_variances_are_rejected(make, variance):
+    method, network, _ = make()
+    tensors = {"values": torch.ones(1, 1), "variances": torch.ones(1, 1), "counts": torch.ones(1, dtype=torch.int64)}
+    method.validate(Message("reference", tensors), network, {}, 0)
+    tensors["variances"] = torch.full((1, 1), variance)
+    with pytest.raises(BadMessage):
+        method.validate(Message("reference", tensors), network, {}, 0)
 
 
 def test_references_of_clients_that_left_are_kept_with_gaps(make):
@@ -177,7 +188,8 @@ def test_references_of_clients_that_left_are_kept_with_gaps(make):
 
     def refer(value, *counts):
         tasks = len(counts)
-        return Message("reference", {"values": torch.full((tasks, tasks), value), "counts": torch.tensor(counts)})
+        square = torch.full((tasks, tasks), value)
+        return Message("reference", {"values": square, "variances": 10 * square, "counts": torch.tensor(counts)})
 
     method.digest("reference", [(0, refer(1.0, 5)), (1, refer(2.0, 7))], network, knowledge, 0)
     method.digest("reference", [(1, refer(3.0, 7, 9)), (4, refer(4.0, 0, 2))], network, knowledge, 1)
@@ -188,6 +200,9 @@ def test_references_of_clients_that_left_are_kept_with_gaps(make):
     assert (values[1] == 3).all()
     assert values[2, 0].isnan().all()
     assert (values[2, 1] == 4).all()
+    variances = knowledge["references/variances"]
+    assert torch.equal(variances.isnan(), values.isnan())
+    assert torch.equal(variances.nan_to_num(), 10 * values.nan_to_num())
     assert knowledge["references/counts"].tolist() == [[5, 0], [7, 9], [0, 2]]
 
 
@@ -220,8 +235,14 @@ def test_a_subset_of_voters_decides(tmp_path):
     fedprotip.run(small(clients={"count": 25}), out=tmp_path / "r")
     knowledge = {f"subspaces/{n}": t for n, t in tensors(tmp_path / "r", "subspaces").items()}
     knowledge |= {f"references/{n}": t for n, t in tensors(tmp_path / "r", "references").items()}
-    everyone = create_method(small()).router(knowledge)
-    some = create_method(small(method={"voters": 4})).router(knowledge)
+    knowledge |= {f"statistics/{n}": t for n, t in tensors(tmp_path / "r", "statistics").items()}
+    stream = build_stream(small())
+    network = build_network(small(), stream.dataset.image_shape, True)
+    classes = [task.classes for task in stream.tasks]
+    everyone, some = (
+        create_method(small(method=options)).inference(network, knowledge, classes).ways["cosine"].router.cosine
+        for options in ({}, {"voters": 4})
+    )
     assert len(everyone.references) > 20
     assert len(some.references) == 4
     assert not everyone.references.isnan().any()

@@ -68,7 +68,9 @@ def test_a_client_tells_the_sums_of_a_plain_loop(at, task, batch):
 
 def test_a_class_below_the_minimum_is_left_out_of_everything(at):
     """Uneven clients: what a class below the minimum would add is nowhere, and the message says that it was there."""
-    settings, client = at(clients={"count": 3, "alpha": 0.3}, statistics={"minimum": 60}, stream={"task_size": 4})
+    settings, client = at(
+        clients={"count": 3, "alpha": 0.3}, statistics={"minimum": 60}, stream={"tasks": 2, "task_size": 4}
+    )
     withheld = []
     for number in range(3):
         message = statistics.gather(client(number), settings)
@@ -188,9 +190,12 @@ def impossible(change):
     [
         lambda tensors: tensors["counts"].zero_(),
         lambda tensors: tensors["moment"].mul_(1e-3),
-        lambda tensors: tensors["moment"].zero_(),
+        pytest.param(
+            lambda tensors: tensors["sums"].mul_(100),
+            marks=pytest.mark.xfail(strict=True, reason="check does not compare sums with the moment"),
+        ),
     ],
-    ids=["sums of no samples", "a moment smaller than the sums allow", "no moment at all"],
+    ids=["sums of no samples", "a small moment", "sums larger than the moment allows"],
 )
 def test_sums_that_no_samples_could_have_are_refused_or_do_no_harm(change):
     """One broken client must not stop the run: answers stay finite for samples like those of the others."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fedprotip.errors import FedprotipError
-from fedprotip.federation.client import Workspace
+from fedprotip.federation.client import Workspace, full_state, load_state
 from fedprotip.files import StoreError
 from fedprotip.messages import Message
 from fedprotip.methods.base import Knowledge
@@ -35,6 +35,7 @@ class LocalEngine:
         self._network = network
         self.workspace.knowledge = knowledge
         self.workspace.begin_task(task)
+        load_state(self.workspace.network, full_state(network))  # also what moved in earlier tasks only
 
     def present(self, clients: Iterable[int]) -> list[int]:
         """The clients that have data of the current task."""

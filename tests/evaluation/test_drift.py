@@ -1,0 +1,89 @@
+"""How far classes are from their statistics, and whether a task that was never learned looks strange."""
+
+import pytest
+import torch
+
+from fedprotip.evaluation.evaluate import answer, evaluate
+from fedprotip.inference.statistics import FeatureMap, Sums
+from fedprotip.inference.ways import STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
+from fedprotip.models import Network
+
+
+class Shift(torch.nn.Module):
+    """Features are the images, moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, images):
+        return images + self.by
+
+
+def drawn(labels, generator):
+    centres = 6 * torch.eye(4)
+    return centres[labels] + torch.randn(len(labels), 4, generator=generator)
+
+
+@pytest.fixture
+def world():
+    """Two tasks of two classes each, unit variance around means that are far apart."""
+    chance = torch.Generator().manual_seed(0)
+    labels = torch.arange(4000) % 4
+    sums = Sums.zeros(4, 4)
+    sums.add(drawn(labels, chance), labels)
+    columns = Columns.of([(0, 1), (2, 3)])
+    expert = StatisticsExpert.of(sums, columns, FeatureMap(4, 0, 0), pooled=True)
+    inference = Inference(columns, {STATISTICS: expert}, {"s": Way(ClassEvidence(columns), STATISTICS, False)}, "s")
+    return Network(Shift(), 4, False), inference, chance
+
+
+def drift(world, by, task=0, n=400):
+    network, inference, chance = world
+    with torch.no_grad():
+        network.backbone.by.copy_(torch.tensor(by))
+    labels = 2 * task + torch.arange(n) % 2
+    return answer(network, [(drawn(labels, chance), labels)], inference, task).drift
+
+
+@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("size", [0.5, 1.0, 3.0])
+def test_drift_is_measured_in_standard_deviations(world, task, size):
+    assert drift(world, [size / 2] * 4, task) == pytest.approx(size, rel=0.15)
+
+
+def test_chance_is_taken_off(world):
+    """Means of 10 samples lie √(4/10) ≈ 0.63 off by chance; what is left is small."""
+    assert sum(drift(world, [0.0] * 4, n=20) for _ in range(30)) / 30 < 0.35
+    assert drift(world, [0.0] * 4, n=4000) < 0.1
+
+
+def test_without_a_task_or_statistics_nothing_is_said(world):
+    network, inference, chance = world
+    labels = torch.arange(8) % 2
+    assert answer(network, [(drawn(labels, chance), labels)], inference).drift is None
+
+
+def test_drift_is_the_same_in_one_batch_and_in_many(world):
+    network, inference, chance = world
+    labels = torch.arange(60) % 2
+    images = drawn(labels, chance)
+    whole = answer(network, [(images, labels)], inference, 0).drift
+    parts = answer(network, zip(images.split(7), labels.split(7), strict=True), inference, 0).drift
+    assert whole == pytest.approx(parts, rel=1e-4)
+
+
+def test_only_the_evaluation_before_the_last_task_meets_an_unknown_one():
+    from tests.evaluation.test_evaluate import by_cosine
+    from tests.evaluation.test_evaluate import world as made
+
+    settings, found, network = made()
+    evaluations = [evaluate(network, found, by_cosine(network, found, 0, seen), seen, settings) for seen in range(3)]
+    assert [set(evaluation.unknown) for evaluation in evaluations] == [set(), {"energy"}, set()]
+    assert 0 <= evaluations[1].unknown["energy"] <= 1
+    assert [bool(evaluation.sweeps) for evaluation in evaluations] == [False, False, True]
+    matrix, routing = {}, {}
+    for evaluation in evaluations:
+        evaluation.enter(matrix, routing)
+    assert routing["unknown"] == evaluations[1].unknown
+    assert routing["sweeps"] == evaluations[2].sweeps
