@@ -419,6 +419,8 @@ def _sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         table = not field and isinstance(problem["input"], Mapping)
         return f"{key} is not a setting; {nearest(key, Settings.model_fields if table else _all_keys(raw))}."
+    if not field and problem["type"] == "value_error":  # several settings of a section do not fit together
+        return f"{section}.{problem['msg'].removeprefix('Value error, ').rstrip('.')}."
     if not field:
         return f"{section} = {problem['input']!r} must be a table of settings."
     value = raw.get(section, {}).get(field)

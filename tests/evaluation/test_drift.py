@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from fedprotip.evaluation.evaluate import answer, evaluate
+from fedprotip.evaluation.confidence import auroc
+from fedprotip.evaluation.evaluate import answer, evaluate, evaluate_unknown
 from fedprotip.inference.statistics import FeatureMap, Sums
 from fedprotip.inference.ways import STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
 from fedprotip.models import Network
+from fedprotip.prefix import PrefixCache
 
 
 class Shift(torch.nn.Module):
@@ -73,17 +75,32 @@ def test_drift_is_the_same_in_one_batch_and_in_many(world):
     assert whole == pytest.approx(parts, rel=1e-4)
 
 
-def test_only_the_evaluation_before_the_last_task_meets_an_unknown_one():
+def test_samples_of_the_next_task_are_compared_with_known_ones():
+    from tests.evaluation.test_evaluate import by_cosine
+    from tests.evaluation.test_evaluate import world as made
+
+    settings, found, network = made()
+    inference = by_cosine(network, found, 0, 1)
+    known = evaluate(network, found, inference, 1, settings)
+    cache = PrefixCache(found, settings)
+    unknown = evaluate_unknown(network, found, inference, 2, settings, cache, known.inside)
+    assert set(unknown) == {"energy"}
+    assert 0 <= unknown["energy"] <= 1
+    scores = []
+    for task in range(3):
+        said = answer(network, found.test_batches(task, [found.tasks[task].test]), inference)
+        scores.append(inference.unusual(said.scores)["energy"])
+    assert unknown["energy"] == pytest.approx(auroc(torch.cat(scores[:2]), scores[2]), abs=0.01)
+
+
+def test_only_the_last_evaluation_sweeps():
     from tests.evaluation.test_evaluate import by_cosine
     from tests.evaluation.test_evaluate import world as made
 
     settings, found, network = made()
     evaluations = [evaluate(network, found, by_cosine(network, found, 0, seen), seen, settings) for seen in range(3)]
-    assert [set(evaluation.unknown) for evaluation in evaluations] == [set(), {"energy"}, set()]
-    assert 0 <= evaluations[1].unknown["energy"] <= 1
     assert [bool(evaluation.sweeps) for evaluation in evaluations] == [False, False, True]
     matrix, routing = {}, {}
     for evaluation in evaluations:
         evaluation.enter(matrix, routing)
-    assert routing["unknown"] == evaluations[1].unknown
     assert routing["sweeps"] == evaluations[2].sweeps

@@ -138,7 +138,10 @@ def test_the_batch_size_of_the_forward_pass_changes_nothing():
         results.append(evaluate(network, found, by_cosine(network, found, 0, 2), 2, settings))
     errors = [result.confidence.pop("ece") for result in results]
     counts = [[line["count"] for line in result.confidence.pop("bins")] for result in results]
+    inside = [result.inside.pop("energy") for result in results]
     assert errors == pytest.approx([errors[0]] * 3)
+    assert inside[1] == pytest.approx(inside[0])
+    assert inside[2] == pytest.approx(inside[0])
     assert counts[0] == counts[1] == counts[2]
     assert results[0] == results[1] == results[2]
 

@@ -20,14 +20,14 @@ class Voted(Router):
 def swept(seed=0, samples=150, apart=1.2):
     """Three tasks of a class each: whoever knows the task knows the label."""
     columns = Columns.of([(0,), (1,), (2,)])
-    inference = Inference(columns, {}, {"added": Way(Added(), HEADS), "voted": Way(Voted(), HEADS)}, "added")
+    inference = Inference(columns, {}, {"added": Way(Added(), HEADS), "cosine": Way(Voted(), HEADS)}, "added")
     sweep, rng = Sweep(inference, small("evaluate.draws=4")), np.random.default_rng(seed)
     centres = apart * np.eye(3)
     for task in range(3):
         x = centres[task] + rng.standard_normal((samples, 3))
         evidence = torch.tensor(-0.5 * ((x[:, None] - centres) ** 2).sum(2)).float()
         scores = {HEADS: torch.zeros(samples, 3)}
-        sweep.add({"added": evidence, "voted": evidence}, scores, torch.full((samples,), task))
+        sweep.add({"added": evidence, "cosine": evidence}, scores, torch.full((samples,), task))
     return sweep
 
 
@@ -48,7 +48,7 @@ def test_larger_groups_of_one_task_are_recognised_better(found):
 def test_mixed_groups_are_asked_by_every_rule_that_fits(found):
     assert found["purities"] == list(PURITIES)
     assert set(found["purity"]["added"]) == {"pooled", "alone", "mixture"}
-    assert set(found["purity"]["voted"]) == {"pooled", "alone"}
+    assert set(found["purity"]["cosine"]) == {"pooled", "alone"}
 
 
 def test_one_decision_is_right_about_the_pure_part_and_a_mixture_does_better_on_the_rest(found):

@@ -169,7 +169,6 @@ def test_closed_forms_need_no_head_start(tmp_path):
     assert one["model.safetensors"] == other["model.safetensors"]
 
 
-@pytest.mark.xfail(strict=True, reason="start_head loads the exact head into the server, not what it sends")
 def test_rounded_on_its_way_it_is_the_same_for_server_and_clients(tmp_path, monkeypatch):
     """In bf16 the server goes on with the head that clients received, as after every round."""
     held, original = [], Server.start_head

@@ -120,7 +120,6 @@ def test_one_client_or_many_answer_alike(tmp_path):
             assert left == pytest.approx(right, abs=1.5)  # a sample at a border, of 70 to 90
 
 
-@pytest.mark.xfail(strict=True, reason="Inference._labels: softmax of −∞ alone is NaN")
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_clients_with_too_few_of_every_class_leave_a_run_that_ends(tmp_path, method):
     """Nobody tells anything: the answers are worth nothing, but every number is a number."""

@@ -65,7 +65,6 @@ def test_without_statistics_two_routers_are_left_and_less_travels(tmp_path):
     assert not (tmp_path / "r" / "statistics.safetensors").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="settings._sentence takes the error of a whole section for a wrong type")
 @pytest.mark.parametrize("router", ["statistics", "statistics-heads", "fused"])
 def test_a_router_that_needs_statistics_says_so_in_a_sentence(router):
     with pytest.raises(fedprotip.UsageError, match="statistics = true"):
@@ -108,7 +107,6 @@ def test_clients_that_miss_a_task_and_that_leave(tmp_path):
         assert np.isfinite(list(found.values())).all()
 
 
-@pytest.mark.xfail(strict=True, reason="FedProTIP._gaussian takes an unknown energy for a certain zero")
 def test_the_gaussian_router_still_finds_a_task_whose_clients_left(tmp_path):
     """Nobody knows the energy of task 0 in later bases: what is unknown must not count as zero for certain."""
     summary = run(tmp_path / "r", clients={"count": 2, "roster": {"1": "2-3"}}, method={"router": "gaussian"})

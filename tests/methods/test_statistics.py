@@ -160,9 +160,9 @@ def at_place(place, value):
         (damaged("sums", at_place(2, torch.nan)), "not finite"),
         (damaged("moment", at_place(0, torch.inf)), "not finite"),
         (damaged("moment", lambda t: t[:-1]), "has shape"),
-        (damaged("moment", at_place(0, -1.0)), "negative diagonal"),
-        (damaged("moment", at_place(3, -1.0)), "negative diagonal"),
-        (damaged("moment", at_place(5, -1.0)), "negative diagonal"),
+        (damaged("moment", at_place(0, -1.0)), "smaller than its sums allow"),
+        (damaged("moment", at_place(3, -1.0)), "smaller than its sums allow"),
+        (damaged("moment", at_place(5, -1.0)), "smaller than its sums allow"),
         (Message("basis", good().tensors, {"withheld": 0}), "was expected"),
         (Message(statistics.KIND, good().tensors, {}), "withheld"),
         (Message(statistics.KIND, good().tensors, {"withheld": torch.nan}), "withheld"),
@@ -190,10 +190,7 @@ def impossible(change):
     [
         lambda tensors: tensors["counts"].zero_(),
         lambda tensors: tensors["moment"].mul_(1e-3),
-        pytest.param(
-            lambda tensors: tensors["sums"].mul_(100),
-            marks=pytest.mark.xfail(strict=True, reason="check does not compare sums with the moment"),
-        ),
+        lambda tensors: tensors["sums"].mul_(100),
     ],
     ids=["sums of no samples", "a small moment", "sums larger than the moment allows"],
 )

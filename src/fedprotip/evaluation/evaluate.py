@@ -24,6 +24,7 @@ from fedprotip.settings import Settings
 from fedprotip.stream import Stream
 
 ROUTED = ("single", "batch64")
+QUANTILES = 500
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Evaluation:
     ways: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
     drift: list[float] = field(default_factory=list)  # by task: how far class means are from their statistics
     confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
-    unknown: dict[str, float] = field(default_factory=dict)  # AUROC of the next task, which is not learned yet
+    inside: dict[str, list[float]] = field(default_factory=dict)  # how unusual known samples look: quantiles
     sweeps: dict[str, Any] = field(default_factory=dict)  # after the last task
 
     def means(self) -> dict[str, float]:
@@ -47,8 +48,7 @@ class Evaluation:
         for mode, values in self.accuracy.items():
             matrix.setdefault(mode, []).append(values)
         routing.update({"by_task": self.routing, "confusion": self.confusion, "ways": self.ways})
-        routing.update({"confidence": self.confidence, "sweeps": self.sweeps})
-        routing["unknown"] = self.unknown or routing.get("unknown", {})
+        routing.update({"confidence": self.confidence, "sweeps": self.sweeps, "inside": self.inside})
         if self.drift:
             routing.setdefault("drift", []).append(self.drift)
 
@@ -125,12 +125,23 @@ def evaluate(
                 chosen = torch.from_numpy(np.sort(rng.permutation(len(said))[: Sweep.SAMPLES]))
                 sweep.add(said.some(chosen).evidence, said.some(chosen).scores, said.labels[chosen])
     if inference.ways:
-        result.confidence = known.summary()
+        result.confidence, result.inside = known.summary(), known.quantiles()
         result.sweeps = sweep.result() if seen == last else {}
-        if seen == last - 1:  # the next task stands for inputs of no learned task
-            said = answer(network, _test_batches(network, stream, last, seen, settings, cache), inference)
-            result.unknown = known.unknown(said)
     return result
+
+
+def evaluate_unknown(
+    network: Network,
+    stream: Stream,
+    inference: Inference,
+    task: int,
+    settings: Settings,
+    cache: PrefixCache,
+    inside: dict[str, list[float]],
+) -> dict[str, float]:
+    """AUROC of every score of unusualness for the samples of a task before it is learned: they are of no known task."""
+    said = answer(network, _test_batches(network, stream, task, task - 1, settings, cache), inference)
+    return {name: auroc(torch.tensor(inside[name]), score) for name, score in inference.unusual(said.scores).items()}
 
 
 def _test_batches(
@@ -219,12 +230,11 @@ class _Confidence:
         temperature = self._inference.calibration.temperature
         return confidence_summary(torch.cat(self._sure), torch.cat(self._right)) | {"temperature": temperature}
 
-    def unknown(self, said: Answers) -> dict[str, float]:
-        """AUROC of every score of unusualness for samples of a task that was never learned."""
-        return {
-            name: auroc(torch.cat(self._inside[name]), score)
-            for name, score in self._inference.unusual(said.scores).items()
-        }
+    def quantiles(self) -> dict[str, list[float]]:
+        """How unusual known samples look, as so many evenly spaced quantiles: enough to compare others with."""
+        places = (torch.arange(QUANTILES) + 0.5) / QUANTILES
+        found = {name: torch.cat(parts).sort().values for name, parts in self._inside.items()}
+        return {name: scores[(places * len(scores)).long()].tolist() for name, scores in found.items()}
 
 
 def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:

@@ -37,7 +37,8 @@ class _Question:
         """log p(task) of every sample of every group (g, size, T)."""
         groups, size, _ = evidence.shape
         if rule == "mixture":
-            return mixture(evidence / self.inference.calibration.temperature).float()
+            temperature = self.inference.calibration.temperature  # `answer` divides by it
+            return (mixture(evidence / temperature) * temperature).float()
         if rule == "alone":
             alone = evidence.flatten(0, 1)
             return self.inference.decide(self.way, alone, torch.ones(len(alone))).view(groups, size, -1)
@@ -63,18 +64,20 @@ class Sweep:
         self._parts.append((evidence, scores, labels))
 
     def result(self) -> dict[str, Any]:
-        """Accuracy (%): `size` by way and group size, `purity` by way, rule and purity."""
+        """Accuracy (%): `size` by way and group size, `purity` by rule and purity, for the chosen way and cosine."""
         evidence = {n: torch.cat([p[0][n] for p in self._parts]) for n in self._parts[0][0]}
         scores = {n: torch.cat([p[1][n] for p in self._parts]) for n in self._parts[0][1]}
         labels = torch.cat([part[2] for part in self._parts])
         tasks = torch.repeat_interleave(torch.tensor([len(part[2]) for part in self._parts]))
         by_size, by_purity = {}, {}
+        pure = [self._groups(tasks, size, 1.0) for size in SIZES]
+        mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
         for name, way in self._inference.ways.items():
             ask = _Question(self._inference, way, evidence[name], self._inference.said(way, scores), labels)
-            by_size[name] = [ask.accuracy(self._groups(tasks, size, 1.0), "pooled") for size in SIZES]
-            rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")
-            mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
-            by_purity[name] = {rule: [ask.accuracy(groups, rule) for groups in mixed] for rule in rules}
+            by_size[name] = [ask.accuracy(groups, "pooled") for groups in pure]
+            if name in (self._inference.chosen, "cosine"):
+                rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")
+                by_purity[name] = {rule: [ask.accuracy(groups, rule) for groups in mixed] for rule in rules}
         return {"sizes": list(SIZES), "size": by_size, "purities": list(PURITIES), "purity": by_purity}
 
     def _groups(self, tasks: Tensor, size: int, purity: float) -> Tensor:

@@ -15,7 +15,7 @@ from itertools import chain
 from time import perf_counter
 
 from fedprotip.errors import RunError
-from fedprotip.evaluation.evaluate import evaluate
+from fedprotip.evaluation.evaluate import evaluate, evaluate_unknown
 from fedprotip.federation.average import Average
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
@@ -32,6 +32,9 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
     """Train all tasks that are left, evaluate after each, and leave checkpoints on the way."""
     progress, settings = server.progress, server.settings
     for task in range(progress.task, len(server.stream.tasks)):
+        if progress.round == 0 and progress.routing.get("inside"):
+            with journal.phase(progress, "evaluate"):
+                meet_task(server, task)
         server.begin_task(task)
         engine.begin_task(task, server.network, server.knowledge)
         active = server.stream.clients(task)
@@ -68,6 +71,14 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
         journal.event("task", task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims)
         progress.task, progress.round = task + 1, 0
         journal.checkpoint(server, probe.tensors() if probe else {})
+
+
+def meet_task(server: Server, task: int) -> None:
+    """A task that is not learned yet stands for inputs of no task: would they be noticed?"""
+    inference, routing = server.inference(task - 1), server.progress.routing
+    routing["unknown"] = evaluate_unknown(
+        server.network, server.stream, inference, task, server.settings, server.cache, routing["inside"]
+    )
 
 
 def train_round(

@@ -30,7 +30,7 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
 
 def bin_of(distances: Tensor) -> Tensor:
     """The bin (n,) of a squared distance ≥ 0: even steps of log(1 + distance), the last one without end."""
-    return (distances.clamp_min(0).log1p() * (BINS / 12)).long().clamp_max(BINS - 1)
+    return (distances.clamp_min(0).log1p() * (BINS / 12)).clamp_max(BINS - 1).long()
 
 
 @dataclass(frozen=True)

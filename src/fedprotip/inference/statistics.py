@@ -98,9 +98,11 @@ class Gaussians:
         d, freedom = sums.sums.shape[1], sums.freedom()
         scatter = sums.scatter() / freedom
         share = oas(scatter, freedom) if shrinkage is None else shrinkage
-        size = max(scatter.trace().item() / d, torch.finfo(torch.float32).tiny)
+        size = max(scatter.trace().item() / d, 0.0)
+        rounding = 1e-6 * sums.moment.trace().item() / (d * max(sums.counts.sum().item(), 1.0))  # sums come as float32
         eye = torch.eye(d, dtype=torch.float64)
-        covariance = (1 - share) * (scatter + scatter.T) / 2 + max(share, 1e-7) * size * eye
+        floor = max(max(share, 1e-7) * size, rounding, 1e-12)
+        covariance = (1 - share) * (scatter + scatter.T) / 2 + floor * eye
         triangle = torch.linalg.cholesky(covariance)
         whitening = torch.linalg.solve_triangular(triangle, eye, upper=False).T
         return cls(whitening.float(), (sums.means() @ whitening).float(), sums.seen, share)

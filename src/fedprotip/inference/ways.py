@@ -277,6 +277,7 @@ class Inference:
         return self._labels(tasks[:, self.columns.tasks] + classes)
 
     def _labels(self, joint: Tensor) -> tuple[Tensor, Tensor]:
+        joint = joint.masked_fill((joint == -torch.inf).all(1, keepdim=True), 0.0)  # nobody knows: all alike
         joint = (joint / self.calibration.temperature).softmax(1)
         known, places = self.columns.labels.unique(return_inverse=True)
         by_label = joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)

@@ -44,7 +44,10 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
+Router = Literal["cosine", "gaussian", "statistics", "statistics-heads", "fused"]
 CALIBRATION = "calibration"
+UNKNOWN = 100.0
+"""Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
 SMALL = 64
 """Images per pass of extraction: large maps of many images would only take memory."""
 PARTS = ("values", "variances", "counts")
@@ -85,7 +88,7 @@ class FedProTIPOptions(MethodSettings):
     statistics: bool = Field(
         True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
     )
-    router: Literal["cosine", "gaussian", "statistics", "statistics-heads", "fused"] = Field(
+    router: Router = Field(
         "fused",
         description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
         "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads.",
@@ -116,10 +119,8 @@ class FedProTIP(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        told = (Exchange(statistics.KIND),) if self.options.statistics else ()
         self.calibrates = self.options.statistics and settings.clients.held_back > 0
-        asked = (Exchange(CALIBRATION),) if self.calibrates else ()
-        self.task_end = (*told, Exchange("basis"), Exchange("reference", everyone=True), *asked)
+        self.task_end = self._exchanges()
         self.shared = ("subspaces/", "statistics/") if self.calibrates else ("subspaces/",)
         self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
         self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
@@ -140,6 +141,11 @@ class FedProTIP(Method):
         patterns = self.options.layer_thresholds.items()
         start = next((value for pattern, value in patterns if fnmatchcase(layer, pattern)), self.options.threshold)
         return min(start + self.options.increment * task, 1.0)
+
+    def _exchanges(self) -> tuple[Exchange, ...]:
+        told = (Exchange(statistics.KIND),) if self.options.statistics else ()
+        asked = (Exchange(CALIBRATION),) if self.calibrates else ()
+        return (*told, Exchange("basis"), Exchange("reference", everyone=True), *asked)
 
     # Training: Eq. 4–5
 
@@ -453,11 +459,15 @@ class FedProTIP(Method):
         counts = knowledge["references/counts"].double()[:, :, None]
         values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
         known = ~values.isnan()
-        weights = counts * known / (counts * known).sum(0).clamp_min(1)
+        total = (counts * known).sum(0)
+        weights = counts * known / total.clamp_min(1)
         means = torch.where(known, values.square(), 0.0)
         pooled = (weights * means).sum(0)
-        spread = torch.where(known, variances, 0.0) + (means - pooled).square()
-        return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, (weights * spread).sum(0))
+        spread = (weights * (torch.where(known, variances, 0.0) + (means - pooled).square())).sum(0)
+        guess = (pooled * (total > 0)).sum(0) / (total > 0).sum(0).clamp_min(1)  # of an entry that nobody knows
+        pooled = torch.where(total > 0, pooled, guess)
+        spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
+        return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(knowledge)

@@ -1,10 +1,14 @@
 """GPM, the centralised ancestor: one client that holds all data. The regression check of FedProTIP."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from fedprotip.errors import UsageError
-from fedprotip.methods.base import Exchange, register
-from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions
+from fedprotip.inference.ways import Inference
+from fedprotip.methods.base import Exchange, Knowledge, Method, register
+from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, Router
+from fedprotip.models import Network
 from fedprotip.subspace.basis import RankRule
 
 
@@ -14,14 +18,22 @@ class GPMOptions(FedProTIPOptions):
     increment: float = Field(0.003, ge=0, lt=1, description="Added to ε with every task.")
     rank_rule: RankRule = Field("energy", description="GPM's own rule is energy: squares, of the total.")
     images: int = Field(125, ge=1, description="Images that activations are taken from.")
+    per_image: int = Field(1, ge=1, description="Columns per image: no more images than give m_s columns at this rate.")
+    statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
+    router: Router = Field("cosine", description="Not used: GPM is told the task of a sample.")
 
 
 @register
 class GPM(FedProTIP):
     name = "gpm"
     routes = False
-    task_end = (Exchange("basis"),)
     Options = GPMOptions
+
+    def _exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange("basis"),)
+
+    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        return Method.inference(self, network, knowledge, classes)
 
     def check(self) -> None:
         super().check()

@@ -59,8 +59,12 @@ def check(message: Message, classes: int, d: int) -> None:
     message.check_numbers("withheld")
     if (message.tensors["counts"] < 0).any():
         raise BadMessage("a count is negative")
-    if (unpack(message.tensors["moment"], d).diagonal() < 0).any():
-        raise BadMessage("a second moment has a negative diagonal")
+    counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
+    squares = unpack(message.tensors["moment"], d).diagonal().double()
+    if sums[counts == 0].any():
+        raise BadMessage("a class without samples has a sum")
+    if (squares < (sums.square() / counts.clamp_min(1)[:, None]).sum(0) * (1 - 1e-4)).any():
+        raise BadMessage("a second moment is smaller than its sums allow")
 
 
 def added(replies: Iterable[tuple[int, Message]]) -> Sums:
