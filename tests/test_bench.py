@@ -100,7 +100,10 @@ WRONG = {
     "average": ("fedprotip.federation.average.Average.result", too_large),
     "round": ("fedprotip.federation.average.Average.result", too_large),
     "task": ("fedprotip.prefix.Rows.read", other_rows),
-    "evaluate": ("fedprotip.inference.route.CosineRouter.route", lambda self, x: torch.zeros(len(x)).long()),
+    "evaluate": (
+        "fedprotip.inference.ways.Vote.log_scores",
+        lambda self, x, sizes: torch.eye(x.shape[1])[[0] * len(x)],
+    ),
     "clients": ("fedprotip.federation.average.Average.result", too_large),
     "tasks": ("fedprotip.federation.average.Average.result", too_large),
     "resume": ("fedprotip.runs.RunFolder.restore", other_tensors),

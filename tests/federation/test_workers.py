@@ -23,7 +23,7 @@ from fedprotip.files import ClientStore, ObjectFolder, hash_of
 from fedprotip.methods import create_method
 from fedprotip.models import build_network
 from fedprotip.models.heads import _builders
-from fedprotip.settings import to_toml
+from fedprotip.settings import _known, to_toml
 from fedprotip.stream import build_stream
 from tests.small import results, small
 
@@ -142,6 +142,7 @@ def test_what_only_this_process_knows_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(_builders, "mlp", lambda *_: Other())
     with pytest.raises(UsageError, match=r"workers = 2: .* another method, model or dataset .* valid value is 0\."):
         run(tmp_path / "other", small(), 2)
+    monkeypatch.setitem(_known, "model.name", dict(_known["model.name"]))  # forgotten after this test
     fedprotip.models.register("only_here")(lambda *_: Other())
     with pytest.raises(UsageError, match=r"model.name = 'only_here' is unknown.* registered in Python .* value is 0\."):
         run(tmp_path / "missing", small(model={"name": "only_here"}), 2)
