@@ -125,7 +125,7 @@ class Router:
 
     def evidence(self, seen: Seen) -> Tensor:
         """(n, E)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is a router without evidence")
 
     def log_scores(self, evidence: Tensor, sizes: Tensor) -> Tensor:
         """(g, T) for groups with mean evidence (g, E) and so many members (g,). Log-likelihoods of samples add up."""
