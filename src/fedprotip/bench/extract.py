@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedprotip.bench import inputs, textbook
@@ -75,14 +76,14 @@ def _prepare(size: ExtractSize, folder: Path) -> None:
     client, images = _client(size, folder, cached=False)
     mine = _method(client).sample_columns(_task(client))
     every = textbook.unfold_inputs(client.network, images, list(inputs.suffix_layers(client.network)))
-    torch.save({name: find_columns(mine[name], every[name]) for name in mine}, folder / "chosen.pt")
+    save_file({name: find_columns(mine[name], every[name]) for name in mine}, folder / "chosen.safetensors")
 
 
 def _sides(size: ExtractSize, folder: Path) -> dict[str, Side]:
     fresh, images = _client(size, folder, cached=False)
     cached, _ = _client(size, folder, cached=True)
     network, phi = fresh.network, SubspaceBank.from_tensors(fresh.knowledge).layers
-    chosen: dict[str, Tensor] = torch.load(folder / "chosen.pt", weights_only=True)
+    chosen = load_file(folder / "chosen.safetensors")
 
     def plain() -> dict[str, Tensor]:
         every = textbook.unfold_inputs(network, images, list(phi))

@@ -58,7 +58,6 @@ class WorkerEngine(LocalEngine):
 
     def begin_task(self, task: int, network: Network, knowledge: Knowledge) -> None:
         super().begin_task(task, network, knowledge)
-        load_state(self.workspace.network, full_state(network))  # no client has trained here in the task before
         self._keeps = still_prefix(network, self.workspace.settings, task) > 0
         self._home = {}
 
