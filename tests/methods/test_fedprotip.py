@@ -5,12 +5,14 @@ import torch
 
 import fedprotip
 from fedprotip.files import ClientStore, ObjectFolder
+from fedprotip.inference import route
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import ClientTask, create_method
+from fedprotip.methods import ClientTask, create_method, identity
 from fedprotip.methods.fedprotip import ROUTING, SIGMA
 from fedprotip.models import build_network
 from fedprotip.prefix import PrefixCache
 from fedprotip.stream import build_stream
+from fedprotip.subspace.bank import SubspaceBank
 from tests.small import small, tensors
 
 
@@ -246,3 +248,26 @@ def test_a_subset_of_voters_decides(tmp_path):
     assert len(everyone.references) > 20
     assert len(some.references) == 4
     assert not everyone.references.isnan().any()
+
+
+def test_references_of_earlier_tasks_are_not_computed_again(make, monkeypatch):
+    """Three tasks, one that the client missed: the same table as from scratch, by far fewer products."""
+    _, _, at = make()
+    calls = []
+    monkeypatch.setattr(identity, "reference", lambda *args: calls.append(1) or route.reference(*args))
+    bank = SubspaceBank()
+    for task in range(4):
+        bank.routing.append(torch.linalg.qr(torch.randn(24, 3, generator=torch.Generator().manual_seed(task)))[0])
+        local = at(0, bank.to_tensors(), task)
+        if task != 1:  # that task was learned without this client
+            moments = identity.Moments(24)
+            moments.add(torch.randn(6, 24, generator=torch.Generator().manual_seed(10 + task)))
+            moments.keep(local)
+            bit_by_bit = identity.refer(local)
+    assert len(calls) == 1 + (1 * 2 + 3) + (2 + 4)  # the new columns of known tasks, and the row of the new one
+    get = local.store.get
+    monkeypatch.setattr(local.store, "get", lambda client, name: None if name == identity.TOLD else get(client, name))
+    at_once = identity.refer(local)
+    for name in identity.PARTS:
+        assert torch.equal(bit_by_bit.tensors[name], at_once.tensors[name])
+    assert bit_by_bit.tensors["counts"].tolist() == [6, 0, 6, 6]

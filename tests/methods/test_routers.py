@@ -96,6 +96,25 @@ def test_statistics_route_overlap_and_domains(tmp_path, stream):
     assert len(rows) == (12 if "overlap" in stream else 20)
 
 
+@pytest.mark.parametrize("method", ["fedprotip", "lda"])
+def test_domains_have_answers_by_domain_and_by_all_domains_together(tmp_path, method):
+    stream = {"scenario": "domain", "tasks": 2, "domains": "rotate", "task_size": 0}
+    summary = run(tmp_path / "r", method={"name": method}, stream=stream)
+    found = summary["routers"]
+    assert {"statistics", "shared"} <= set(found)
+    assert found["shared"]["single"] > 60
+    assert found["shared"]["single"] != found["statistics"]["single"]
+    assert "shared" not in run(tmp_path / "classes", method={"name": method})["routers"]
+
+
+def test_statistics_of_all_domains_may_be_the_answer(tmp_path):
+    stream = {"scenario": "domain", "tasks": 2, "domains": "rotate", "task_size": 0}
+    summary = run(tmp_path / "r", method={"router": "shared"}, stream=stream)
+    assert summary["accuracy"]["single"] == pytest.approx(summary["routers"]["shared"]["single"])
+    with pytest.raises(fedprotip.UsageError, match="there it is"):
+        run(tmp_path / "classes", method={"router": "shared"})
+
+
 def test_clients_that_miss_a_task_and_that_leave(tmp_path):
     """All clients of task 0 leave: what they told stays, and task 0 is still found by statistics."""
     roster = {"1": "2-3", "2": "1-3"}

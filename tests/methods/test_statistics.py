@@ -239,17 +239,24 @@ def test_tasks_add_rows_and_share_one_moment():
 
 
 def with_overlap(scenario):
-    """Labels 0 1 | 1 2, as two tasks and as their expert."""
+    """Labels 0 1 | 1 2, as two tasks and as their experts."""
     knowledge = {}
     for seed in (0, 1):
         statistics.remember(knowledge, statistics.added([(0, good(seed))]))
     stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
     columns = Columns.of([(0, 1), (1, 2)])
-    return statistics.recall(knowledge), statistics.expert(Network3(), knowledge, columns, small(stream=stream))
+    experts, ways = statistics.answers(Network3(), knowledge, columns, small(stream=stream))
+    assert experts.keys() == ways.keys()
+    return statistics.recall(knowledge), experts
 
 
 def test_a_class_seen_again_adds_up():
-    sums, expert = with_overlap("class")
+    sums, experts = with_overlap("class")
+    assert set(experts) == {"statistics"}
+    adds_up(sums, experts["statistics"])
+
+
+def adds_up(sums, expert):
     scores = expert(torch.randn(5, 3))
     assert scores.shape == (5, 4)
     assert torch.equal(scores[:, 1], scores[:, 2])  # one Gaussian, an answer of two tasks
@@ -260,8 +267,10 @@ def test_a_class_seen_again_adds_up():
     assert nearest.argmax(1).tolist() == [1, 0, 3]
 
 
-def test_with_domains_every_one_keeps_its_own():
-    sums, expert = with_overlap("domain")
-    scores = expert(sums.means().float())
+def test_with_domains_every_one_keeps_its_own_and_all_together_have_one_more():
+    sums, experts = with_overlap("domain")
+    assert set(experts) == {"statistics", "shared"}
+    adds_up(sums, experts["shared"])
+    scores = experts["statistics"](sums.means().float())
     assert scores.diagonal().tolist() == pytest.approx([0.0] * 4, abs=1e-4)
     assert not torch.equal(scores[:, 1], scores[:, 2])

@@ -15,7 +15,7 @@ from fedprotip.inference.route import CosineRouter, energies
 from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums
 from fedprotip.models import Network
 
-HEADS, STATISTICS, RIDGE = "heads", "statistics", "ridge"
+HEADS, STATISTICS, SHARED, RIDGE = "heads", "statistics", "shared", "ridge"
 """Names of experts."""
 
 
@@ -106,6 +106,9 @@ class LinearExpert:
         return self.map(features).cpu() @ self.weights.T + self.bias
 
 
+Expert = HeadExpert | StatisticsExpert | LinearExpert
+
+
 # Routers: what a sample tells about its task
 
 
@@ -143,7 +146,7 @@ class Vote(Router):
         return self.cosine.energies(seen.features).cpu()
 
     def log_scores(self, evidence: Tensor, sizes: Tensor) -> Tensor:
-        chunks = evidence.sqrt().split(max(1, 2**22 // self.cosine.references[:, 0].numel()))
+        chunks = evidence.sqrt().split(max(1, 2**20 // self.cosine.references[:, 0].numel()))
         return torch.cat([self.cosine.scores(chunk) for chunk in chunks]).log()
 
 
@@ -169,9 +172,10 @@ class ClassEvidence(Router):
     """log p(a | task): the mean density of its classes, by class statistics."""
 
     columns: Columns
+    expert: str = STATISTICS
 
     def evidence(self, seen: Seen) -> Tensor:
-        scores = seen.scores[STATISTICS]
+        scores = seen.scores[self.expert]
         known = self.columns.by_task(torch.where(scores[:1].isfinite(), 0.0, -torch.inf))
         return (self.columns.by_task(scores) - known).nan_to_num(nan=-1e30, neginf=-1e30)
 
@@ -206,7 +210,7 @@ class Inference:
     """All that answering needs: the first expert is the model's own, for the modes aware and agnostic."""
 
     columns: Columns
-    experts: dict[str, HeadExpert | StatisticsExpert | LinearExpert]
+    experts: dict[str, Expert]
     ways: dict[str, Way] = field(default_factory=dict)
     chosen: str = ""
     """The way of modes single and batch64; the others are reported beside it."""

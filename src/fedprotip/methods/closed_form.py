@@ -10,16 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedprotip.inference.statistics import ridge
-from fedprotip.inference.ways import (
-    RIDGE,
-    STATISTICS,
-    ClassEvidence,
-    Columns,
-    Inference,
-    LargestOutput,
-    LinearExpert,
-    Way,
-)
+from fedprotip.inference.ways import RIDGE, Columns, Inference, LargestOutput, LinearExpert, Way
 from fedprotip.messages import Message
 from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Exchange, Knowledge, Method, register
@@ -70,9 +61,8 @@ class LDA(Method):
 
     def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
         columns = Columns.of(classes)
-        expert = statistics.expert(network, knowledge, columns, self.settings)
-        ways = {"statistics": Way(ClassEvidence(columns), STATISTICS, hard=False)}
-        return Inference(columns, {STATISTICS: expert}, ways, "statistics")
+        experts, ways = statistics.answers(network, knowledge, columns, self.settings)
+        return Inference(columns, experts, ways, "statistics")
 
 
 @register

@@ -8,27 +8,17 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedprotip.capture import Layer, capture, find_layers
-from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
-from fedprotip.inference.route import CosineRouter, energy_variance, fill_missing, reference
-from fedprotip.inference.ways import (
-    HEADS,
-    STATISTICS,
-    ClassEvidence,
-    Inference,
-    RelevanceGaussians,
-    Vote,
-    Way,
-)
+from fedprotip.errors import UsageError
+from fedprotip.inference.ways import HEADS, ClassEvidence, Inference, Vote, Way
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
-from fedprotip.methods import statistics
+from fedprotip.methods import identity, statistics
 from fedprotip.methods.base import ClientTask, Constraint, Exchange, Knowledge, Method, register
 from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
-from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
@@ -44,14 +34,9 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
-Router = Literal["cosine", "gaussian", "statistics", "statistics-heads", "fused"]
-CALIBRATION = "calibration"
-UNKNOWN = 100.0
-"""Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
+Router = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
 SMALL = 64
 """Images per pass of extraction: large maps of many images would only take memory."""
-PARTS = ("values", "variances", "counts")
-"""Tensors of a reference message."""
 
 
 class FedProTIPOptions(MethodSettings):
@@ -91,7 +76,8 @@ class FedProTIPOptions(MethodSettings):
     router: Router = Field(
         "fused",
         description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
-        "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads.",
+        "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads; "
+        "shared, for domains: statistics of a class in all domains together.",
     )
     voters: int = Field(0, ge=0, description="Clients that vote on the task of a sample; 0: all.")
 
@@ -126,6 +112,13 @@ class FedProTIP(Method):
         self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
         self._known: tuple[list[tuple[Layer, Projector]], dict[str, Projector]] | None = None
 
+    def check(self) -> None:
+        super().check()
+        if self.options.router == "shared" and self.settings.stream.scenario != "domain":
+            raise UsageError(
+                'method.router = "shared" is not possible with stream.scenario = "class": there it is "statistics".'
+            )
+
     @property
     def options(self) -> FedProTIPOptions:
         assert isinstance(self.settings.method, FedProTIPOptions)
@@ -144,8 +137,8 @@ class FedProTIP(Method):
 
     def _exchanges(self) -> tuple[Exchange, ...]:
         told = (Exchange(statistics.KIND),) if self.options.statistics else ()
-        asked = (Exchange(CALIBRATION),) if self.calibrates else ()
-        return (*told, Exchange("basis"), Exchange("reference", everyone=True), *asked)
+        asked = (Exchange(identity.CALIBRATION),) if self.calibrates else ()
+        return (*told, Exchange("basis"), Exchange(identity.REFERENCE, everyone=True), *asked)
 
     # Training: Eq. 4–5
 
@@ -217,15 +210,19 @@ class FedProTIP(Method):
     def summarise(self, kind: str, local: ClientTask) -> Message:
         if kind == statistics.KIND:
             return self._count(local)
-        if kind == CALIBRATION:
-            return self._calibrate(local)
-        return self._extract(local) if kind == "basis" else self._refer(local)
+        if kind == identity.REFERENCE:
+            return identity.refer(local)
+        if kind == identity.CALIBRATION:
+            classes = [task.classes for task in local.stream.tasks[: local.task + 1]]
+            answers = self._by_statistics(local.network, local.knowledge, classes)
+            return identity.calibrate(local, answers, self.settings.evaluate.batch)
+        return self._extract(local)
 
     def _count(self, local: ClientTask) -> Message:
         """Class statistics of all samples; the moments of their features stay with the client, for routing."""
-        moments = _Moments(local.network.features)
+        moments = identity.Moments(local.network.features)
         message = statistics.gather(local, self.settings, also=moments.add)
-        local.store.put(local.client, f"moment-{local.task}", moments.tensors())
+        moments.keep(local)
         return message
 
     def _extract(self, local: ClientTask) -> Message:
@@ -233,8 +230,15 @@ class FedProTIP(Method):
         options, earlier = self.options, self._earlier(local.network, local.knowledge, local.task)
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in earlier.items()}
         cores |= self.layer_cores(local)
-        moment, threshold = self._moments(local)["moment"], self.threshold(ROUTING, local.task)
-        cores[ROUTING] = core_of_moment(moment, earlier[ROUTING], threshold, options.rank_rule, options.routing_rank)
+        known, threshold = self._moments(local), self.threshold(ROUTING, local.task)
+        cores[ROUTING] = core_of_moment(
+            known["moment"],
+            int(known["samples"]),
+            earlier[ROUTING],
+            threshold,
+            options.rank_rule,
+            options.routing_rank,
+        )
         tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
         tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
@@ -279,59 +283,22 @@ class FedProTIP(Method):
 
     def _moments(self, local: ClientTask) -> dict[str, Tensor]:
         """Moments of the final features: what `_count` left, or of m images."""
-        kept = local.store.get(local.client, f"moment-{local.task}") if self.options.statistics else None
+        kept = identity.kept_moments(local, local.task) if self.options.statistics else None
         if kept is None:
-            moments = _Moments(local.network.features)
+            moments = identity.Moments(local.network.features)
             for batch in local.batches(min(self.options.images, self.options.columns), self.settings.evaluate.batch):
                 moments.add(local.network.embed(batch))
-            kept = moments.tensors()
-            local.store.put(local.client, f"moment-{local.task}", kept)
+            kept = moments.keep(local)
         return kept
-
-    def _refer(self, local: ClientTask) -> Message:
-        """Eq. 11 for every task this client has seen, against the global bases of all tasks so far."""
-        routing = SubspaceBank.from_tensors(local.knowledge).routing
-        values, variances = torch.zeros(2, len(routing), len(routing))
-        counts = torch.zeros(len(routing), dtype=torch.int64)
-        for task in range(len(routing)):
-            kept = local.store.get(local.client, f"moment-{task}")
-            if kept is not None:
-                counts[task] = kept["samples"]
-                for other, basis in enumerate(routing):
-                    samples = int(kept["samples"])
-                    values[task, other] = reference(kept["moment"], samples, basis)
-                    variances[task, other] = energy_variance(kept["moment"], kept["sum"], samples, basis)
-        return Message("reference", {"values": values, "variances": variances, "counts": counts})
-
-    def _calibrate(self, local: ClientTask) -> Message:
-        """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
-        classes = [task.classes for task in local.stream.tasks[: local.task + 1]]
-        inference = self._by_statistics(local.network, local.knowledge, classes)
-        loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
-        for inputs, labels in local.held_back(self.settings.evaluate.batch):
-            seen = inference.see(local.network.embed(inputs))
-            evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
-            joint = inference.joint(evidence, seen.scores)
-            loss += losses(joint, inference.columns.labels == labels[:, None])
-            distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
-        return Message(CALIBRATION, {"loss": loss, "distances": distances})
 
     # Task end, server: Eq. 10, then the references of all clients
 
     def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
-        if message.kind == "reference":
-            table = Spec((task + 1, task + 1))
-            message.check("reference", {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
-            if any((tensor < 0).any() for tensor in message.tensors.values()):
-                raise BadMessage("a reference, a variance or a count is negative")
+        if message.kind == identity.REFERENCE:
+            identity.check_references(message, task)
             return
-        if message.kind == CALIBRATION:
-            message.check(
-                CALIBRATION,
-                {"loss": Spec((len(TEMPERATURES),), torch.float64), "distances": Spec((BINS,), torch.int64)},
-            )
-            if any((tensor < 0).any() for tensor in message.tensors.values()):
-                raise BadMessage("a loss or a count is negative")
+        if message.kind == identity.CALIBRATION:
+            identity.check_calibration(message)
             return
         if message.kind == statistics.KIND:
             width = statistics.feature_map(network, self.settings).out
@@ -361,19 +328,16 @@ class FedProTIP(Method):
         knowledge: Knowledge,
         task: int,
     ) -> Message | None:
-        if kind == "reference":
-            knowledge.update(_collected(replies, knowledge, task))
+        if kind == identity.REFERENCE:
+            knowledge.update(identity.collected(replies, knowledge, task))
             return None
         if kind == statistics.KIND:
             statistics.remember(knowledge, statistics.added(replies))
             names = (statistics.COUNTS, statistics.SUMS, statistics.MOMENT)
             told = {name.removeprefix("statistics/"): knowledge[name] for name in names}
             return Message(statistics.KIND, told) if self.calibrates else None
-        if kind == CALIBRATION:
-            for _, message in replies:
-                for name, tensor in message.tensors.items():
-                    known = knowledge.get(f"calibration/{name}")
-                    knowledge[f"calibration/{name}"] = tensor if known is None else known + tensor
+        if kind == identity.CALIBRATION:
+            identity.add_calibration(replies, knowledge)
             return None
         return self._merge(replies, network, knowledge, task)
 
@@ -422,52 +386,25 @@ class FedProTIP(Method):
         fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 
+    # Answers
+
     def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
         """All routers; the paper's need references, the others class statistics."""
         by_statistics = self._by_statistics(network, knowledge, classes)
-        ways = {"cosine": Way(Vote(self._cosine(knowledge)), HEADS), "gaussian": Way(self._gaussian(knowledge), HEADS)}
-        ways |= by_statistics.ways
-        return replace(by_statistics, ways=ways, chosen=self.options.router)
+        cosine = identity.cosine_router(knowledge, self.options.voters, self.settings.run.seed)
+        ways = {"cosine": Way(Vote(cosine), HEADS), "gaussian": Way(identity.gaussian_router(knowledge), HEADS)}
+        return replace(by_statistics, ways=ways | by_statistics.ways, chosen=self.options.router)
 
     def _by_statistics(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
         """What a client can answer too, and calibrates: heads, class statistics and the two together."""
         own = super().inference(network, knowledge, classes)
         if not self.options.statistics:
             return own
-        expert, evidence = statistics.expert(network, knowledge, own.columns, self.settings), ClassEvidence(own.columns)
-        ways = {
-            "statistics": Way(evidence, STATISTICS, hard=False),
-            "statistics-heads": Way(evidence, HEADS),
-            "fused": Way(evidence, HEADS, hard=False),
-        }
+        experts, ways = statistics.answers(network, knowledge, own.columns, self.settings)
+        evidence = ClassEvidence(own.columns)
+        ways |= {"statistics-heads": Way(evidence, HEADS), "fused": Way(evidence, HEADS, hard=False)}
         chosen = self.options.router if self.options.router in ways else "fused"
-        known = Calibration()
-        if "calibration/loss" in knowledge:
-            known = Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
-        return Inference(own.columns, {**own.experts, STATISTICS: expert}, ways, chosen, known)
-
-    def _cosine(self, knowledge: Knowledge) -> CosineRouter:
-        counts, clients = knowledge["references/counts"], knowledge["references/clients"]
-        references = fill_missing(knowledge["references/values"], counts)
-        if 0 < self.options.voters < len(clients):
-            order = numpy_stream(self.settings.run.seed, "voters").permutation(len(clients))
-            references = references[torch.from_numpy(order[: self.options.voters]).sort().values]
-        return CosineRouter(SubspaceBank.from_tensors(knowledge).routing, references)
-
-    def _gaussian(self, knowledge: Knowledge) -> RelevanceGaussians:
-        """Energies of all clients together: their mean, and their variance within and between clients."""
-        counts = knowledge["references/counts"].double()[:, :, None]
-        values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
-        known = ~values.isnan()
-        total = (counts * known).sum(0)
-        weights = counts * known / total.clamp_min(1)
-        means = torch.where(known, values.square(), 0.0)
-        pooled = (weights * means).sum(0)
-        spread = (weights * (torch.where(known, variances, 0.0) + (means - pooled).square())).sum(0)
-        guess = (pooled * (total > 0)).sum(0) / (total > 0).sum(0).clamp_min(1)  # of an entry that nobody knows
-        pooled = torch.where(total > 0, pooled, guess)
-        spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
-        return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)
+        return Inference(own.columns, own.experts | experts, ways, chosen, identity.calibration(knowledge))
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(knowledge)
@@ -475,42 +412,3 @@ class FedProTIP(Method):
         if bank.routing:
             shapes[ROUTING] = bank.routed(len(bank.routing[0])).shape
         return {name: shape[1] for name, shape in shapes.items()}, {name: shape[0] for name, shape in shapes.items()}
-
-
-class _Moments:
-    """Number, sum and second moment of a client's features; the features themselves are gone."""
-
-    def __init__(self, d: int) -> None:
-        self._samples = 0
-        self._sum, self._moment = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
-
-    def add(self, features: Tensor) -> None:
-        features = features.double().cpu()
-        self._samples += len(features)
-        self._sum += features.sum(0)
-        self._moment.addmm_(features.T, features)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"samples": torch.tensor(self._samples), "sum": self._sum, "moment": self._moment}
-
-
-def _collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> Knowledge:
-    """References of all clients (K, T, T), NaN where a client has none; clients that left keep theirs."""
-    tasks = task + 1
-    table: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    if "references/values" in knowledge:
-        old = (knowledge[f"references/{part}"] for part in ("clients", "values", "variances", "counts"))
-        for client, values, variances, counts in zip(*old, strict=True):
-            missing = tasks - len(counts)
-            square, line = (0, missing, 0, missing), (0, missing)
-            values, variances = (nn.functional.pad(part, square, value=torch.nan) for part in (values, variances))
-            table[int(client)] = values, variances, nn.functional.pad(counts, line)
-    for client, message in replies:
-        values, variances, counts = (message.tensors[part] for part in ("values", "variances", "counts"))
-        if counts.any():
-            seen = counts[:, None] > 0
-            table[client] = torch.where(seen, values, torch.nan), torch.where(seen, variances, torch.nan), counts
-    clients = sorted(table)
-    parts = zip(*(table[client] for client in clients), strict=True)
-    named = {f"references/{part}": torch.stack(rows) for part, rows in zip(PARTS, parts, strict=True)}
-    return {"references/clients": torch.tensor(clients), **named}

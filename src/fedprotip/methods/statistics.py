@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedprotip.inference.statistics import FeatureMap, Sums, pack, unpack
-from fedprotip.inference.ways import Columns, StatisticsExpert
+from fedprotip.inference.ways import SHARED, STATISTICS, ClassEvidence, Columns, Expert, StatisticsExpert, Way
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Knowledge
 from fedprotip.models import Network
@@ -98,7 +98,17 @@ def recall(knowledge: Knowledge) -> Sums:
     return Sums(knowledge[COUNTS], sums, unpack(knowledge[MOMENT], sums.shape[1]))
 
 
-def expert(network: Network, knowledge: Knowledge, columns: Columns, settings: Settings) -> StatisticsExpert:
-    """What answers from all statistics so far. A class seen again adds up; with domains every one has its own."""
-    pooled = settings.stream.scenario == "class"
-    return StatisticsExpert.of(recall(knowledge), columns, feature_map(network, settings), pooled)
+def answers(
+    network: Network, knowledge: Knowledge, columns: Columns, settings: Settings
+) -> tuple[dict[str, Expert], dict[str, Way]]:
+    """Experts that know all statistics so far, and the ways in which they answer.
+
+    A class seen again adds up. With domains every one has class means of its own, and a second expert knows the classes
+    of all domains together: it needs no domain.
+    """
+    sums, change = recall(knowledge), feature_map(network, settings)
+    domains = settings.stream.scenario == "domain"
+    experts: dict[str, Expert] = {STATISTICS: StatisticsExpert.of(sums, columns, change, pooled=not domains)}
+    if domains:
+        experts[SHARED] = StatisticsExpert.of(sums, columns, change, pooled=True)
+    return experts, {name: Way(ClassEvidence(columns, name), name, hard=False) for name in experts}

@@ -27,6 +27,7 @@ WAY_LOOKS = {  # way to find the task → colour and marker
     "cosine": ("#D55E00", "s"),
     "gaussian": ("#E69F00", "D"),
     "statistics": ("#0072B2", "o"),
+    "shared": ("#555555", "X"),
     "statistics-heads": ("#CC79A7", "v"),
     "fused": ("#009E73", "^"),
     "ridge": ("#56B4E9", "P"),

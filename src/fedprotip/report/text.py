@@ -10,6 +10,7 @@ WAYS = {
     "cosine": "The paper: cosine similarity to every client's references, and a vote; the head of that task answers.",
     "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",
     "statistics": "The nearest class mean, measured in standard deviations, is the answer; its task follows.",
+    "shared": "The nearest mean of a class in all domains together is the answer; the domain is not needed.",
     "statistics-heads": "Class means choose the task; the head of that task answers.",
     "fused": "Class means say how likely each task is, the heads how likely each class; both together answer.",
     "ridge": "The largest output of a linear classifier in closed form is the answer; its task follows.",

@@ -22,6 +22,10 @@ FAINT = 1e-3
 """A routing direction with less than this share of ‖a‖ would tell nobody which task a feature belongs to."""
 
 
+SPARE = 8
+"""Random combinations beyond the rank of a range that is looked for."""
+
+
 @dataclass(frozen=True)
 class Core:
     """A client's core basis of one layer, and what a merge needs to weigh it."""
@@ -67,15 +71,29 @@ def outside(a: Tensor, *bases: Tensor) -> Tensor:
     return a
 
 
-def spectrum(gram: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+def spectrum(gram: Tensor, floor: float = 0.0, rank: int | None = None) -> tuple[Tensor, Tensor]:
     """Singular values (n,), descending, and vectors (·, n) of a matrix with this Gram matrix (float64).
 
-    Values not above `floor` or NOISE of the largest one are dropped, so n is the numerical rank.
+    Values not above `floor` or NOISE of the largest one are dropped, so n is the numerical rank. `rank`: where it is
+    known to be no more than this, and that is little, its range is found first and the rest is done within it.
     """
-    values, vectors = torch.linalg.eigh(gram)
+    if rank is not None and 4 * (rank + SPARE) < len(gram):
+        span = _range(gram, rank + SPARE)
+        inner = span.T @ gram @ span
+        values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+        vectors = span @ vectors
+    else:
+        values, vectors = torch.linalg.eigh(gram)
     sigma = values.clamp_min(0).sqrt().flip(0)
     count = int((sigma > max(NOISE * sigma[0].item(), floor)).sum()) if len(sigma) else 0
     return sigma[:count], vectors.flip(1)[:, :count]
+
+
+def _range(gram: Tensor, size: int) -> Tensor:
+    """Orthonormal columns (d, size) that span the range of a matrix (d, d) of lower rank: from random combinations."""
+    chance = torch.Generator(gram.device).manual_seed(0)
+    mixed = torch.randn(len(gram), size, generator=chance, dtype=gram.dtype, device=gram.device)
+    return torch.linalg.qr(gram @ mixed)[0]
 
 
 def left_svd(a: Tensor, floor: float = 0.0, rank: Callable[[Tensor], int] = len) -> tuple[Tensor, Tensor]:
@@ -114,8 +132,10 @@ def core_basis(a: Tensor, earlier: Earlier, threshold: float, rule: RankRule) ->
     return _core(u, sigma, earlier, captured, rule)
 
 
-def core_of_moment(moment: Tensor, earlier: Earlier, threshold: float, rule: RankRule, fixed: int = 0) -> Core:
-    """The core basis of activations known only by their second moment aaᵀ (d, d), never empty.
+def core_of_moment(
+    moment: Tensor, samples: int, earlier: Earlier, threshold: float, rule: RankRule, fixed: int = 0
+) -> Core:
+    """The core basis of so many activations known only by their second moment aaᵀ (d, d), never empty.
 
     For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing is
     left outside the earlier bases (nothing above FAINT), the dominant directions of the activations themselves.
@@ -124,7 +144,7 @@ def core_of_moment(moment: Tensor, earlier: Earlier, threshold: float, rule: Ran
     total = max(moment.trace().item(), 0.0)
     for known in (earlier, Projector.of(moment[:, :0])):
         rest = enter(enter(moment, known).T, known)
-        sigma, u = spectrum((rest + rest.T) / 2, FAINT * total**0.5)
+        sigma, u = spectrum((rest + rest.T) / 2, FAINT * total**0.5, rank=samples)
         if len(sigma):
             captured = max(total - rest.trace().item(), 0.0)
             rank = fixed or max(_rank(sigma, captured, threshold, rule, known.room), 1)

@@ -1,0 +1,179 @@
+"""Task identity, federated: what clients tell about their relevance (Eq. 11) and how sure answers are, and what the
+server makes of it. All of it are sums or small tables; features stay where they are."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
+from fedprotip.inference.route import CosineRouter, energy_variance, fill_missing, reference
+from fedprotip.inference.ways import Inference, RelevanceGaussians
+from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.methods.base import ClientTask, Knowledge
+from fedprotip.seeds import numpy_stream
+from fedprotip.subspace.bank import SubspaceBank
+
+REFERENCE, CALIBRATION = "reference", "calibration"
+"""Kinds of messages."""
+PARTS = ("values", "variances", "counts")
+"""Tensors of a reference message."""
+TOLD = "references"
+"""Where a client keeps what it told last."""
+UNKNOWN = 100.0
+"""Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
+
+
+class Moments:
+    """Number, sum and second moment of a client's features; the features themselves are gone."""
+
+    def __init__(self, d: int) -> None:
+        self._samples = 0
+        self._sum, self._moment = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> None:
+        features = features.double().cpu()
+        self._samples += len(features)
+        self._sum += features.sum(0)
+        self._moment.addmm_(features.T, features)
+
+    def keep(self, local: ClientTask) -> dict[str, Tensor]:
+        """Store them with the client, for `refer` in this task and all later ones."""
+        tensors = {"samples": torch.tensor(self._samples), "sum": self._sum, "moment": self._moment}
+        local.store.put(local.client, _name(local.task), tensors)
+        return tensors
+
+
+def kept_moments(local: ClientTask, task: int) -> dict[str, Tensor] | None:
+    """What `Moments.keep` stored in a task, None where the client had no part in it."""
+    return local.store.get(local.client, _name(task))
+
+
+def _name(task: int) -> str:
+    return f"moment-{task}"
+
+
+# References
+
+
+def refer(local: ClientTask) -> Message:
+    """Eq. 11 for every task this client has seen, against the global bases of all tasks so far.
+
+    Moments and bases of earlier tasks stay as they are, so only entries of new tasks or new bases are computed.
+    """
+    routing = SubspaceBank.from_tensors(local.knowledge).routing
+    values, variances = torch.zeros(2, len(routing), len(routing))
+    counts = torch.zeros(len(routing), dtype=torch.int64)
+    before = local.store.get(local.client, TOLD)
+    known = len(before["counts"]) if before else 0
+    if before:
+        values[:known, :known], variances[:known, :known] = before["values"], before["variances"]
+    for task in range(len(routing)):
+        kept = kept_moments(local, task)
+        if kept is not None:
+            counts[task] = kept["samples"]
+            for other in range(known if task < known else 0, len(routing)):
+                values[task, other], variances[task, other] = _relevance(kept, routing[other])
+    told = dict(zip(PARTS, (values, variances, counts), strict=True))
+    local.store.put(local.client, TOLD, told)
+    return Message(REFERENCE, told)
+
+
+def _relevance(kept: dict[str, Tensor], basis: Tensor) -> tuple[float, float]:
+    """A client's reference value for a basis, and the variance of the energies behind it."""
+    moment, samples = kept["moment"], int(kept["samples"])
+    return reference(moment, samples, basis), energy_variance(moment, kept["sum"], samples, basis)
+
+
+def check_references(message: Message, task: int) -> None:
+    """Raise BadMessage unless these are references of all tasks up to this one."""
+    table = Spec((task + 1, task + 1))
+    message.check(REFERENCE, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
+    if any((tensor < 0).any() for tensor in message.tensors.values()):
+        raise BadMessage("a reference, a variance or a count is negative")
+
+
+def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> Knowledge:
+    """References of all clients (K, T, T), NaN where a client has none; clients that left keep theirs."""
+    tasks = task + 1
+    table: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    if "references/values" in knowledge:
+        old = (knowledge[f"references/{part}"] for part in ("clients", *PARTS))
+        for client, values, variances, counts in zip(*old, strict=True):
+            missing = tasks - len(counts)
+            square, line = (0, missing, 0, missing), (0, missing)
+            values, variances = (nn.functional.pad(part, square, value=torch.nan) for part in (values, variances))
+            table[int(client)] = values, variances, nn.functional.pad(counts, line)
+    for client, message in replies:
+        values, variances, counts = (message.tensors[part] for part in PARTS)
+        if counts.any():
+            seen = counts[:, None] > 0
+            table[client] = torch.where(seen, values, torch.nan), torch.where(seen, variances, torch.nan), counts
+    clients = sorted(table)
+    parts = zip(*(table[client] for client in clients), strict=True)
+    named = {f"references/{part}": torch.stack(rows) for part, rows in zip(PARTS, parts, strict=True)}
+    return {"references/clients": torch.tensor(clients), **named}
+
+
+def cosine_router(knowledge: Knowledge, voters: int, seed: int) -> CosineRouter:
+    """Eq. 12 with the references of all clients, or of some `voters` of them."""
+    counts, clients = knowledge["references/counts"], knowledge["references/clients"]
+    references = fill_missing(knowledge["references/values"], counts)
+    if 0 < voters < len(clients):
+        order = numpy_stream(seed, "voters").permutation(len(clients))
+        references = references[torch.from_numpy(order[:voters]).sort().values]
+    return CosineRouter(SubspaceBank.from_tensors(knowledge).routing, references)
+
+
+def gaussian_router(knowledge: Knowledge) -> RelevanceGaussians:
+    """Energies of all clients together: their mean, and their variance within and between clients."""
+    counts = knowledge["references/counts"].double()[:, :, None]
+    values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
+    known = ~values.isnan()
+    total = (counts * known).sum(0)
+    weights = counts * known / total.clamp_min(1)
+    means = torch.where(known, values.square(), 0.0)
+    pooled = (weights * means).sum(0)
+    spread = (weights * (torch.where(known, variances, 0.0) + (means - pooled).square())).sum(0)
+    guess = (pooled * (total > 0)).sum(0) / (total > 0).sum(0).clamp_min(1)  # of an entry that nobody knows
+    pooled = torch.where(total > 0, pooled, guess)
+    spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
+    return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)
+
+
+# Calibration
+
+
+def calibrate(local: ClientTask, inference: Inference, batch: int) -> Message:
+    """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
+    loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
+    for inputs, labels in local.held_back(batch):
+        seen = inference.see(local.network.embed(inputs))
+        evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
+        joint = inference.joint(evidence, seen.scores)
+        loss += losses(joint, inference.columns.labels == labels[:, None])
+        distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
+    return Message(CALIBRATION, {"loss": loss, "distances": distances})
+
+
+def check_calibration(message: Message) -> None:
+    """Raise BadMessage unless these are sums of losses and counts of distances."""
+    specs = {"loss": Spec((len(TEMPERATURES),), torch.float64), "distances": Spec((BINS,), torch.int64)}
+    message.check(CALIBRATION, specs)
+    if any((tensor < 0).any() for tensor in message.tensors.values()):
+        raise BadMessage("a loss or a count is negative")
+
+
+def add_calibration(replies: Iterable[tuple[int, Message]], knowledge: Knowledge) -> None:
+    """Add what clients found to what is known, in place."""
+    for _, message in replies:
+        for name, tensor in message.tensors.items():
+            known = knowledge.get(f"calibration/{name}")
+            knowledge[f"calibration/{name}"] = tensor if known is None else known + tensor
+
+
+def calibration(knowledge: Knowledge) -> Calibration:
+    """As far as clients have told; neutral before."""
+    if "calibration/loss" not in knowledge:
+        return Calibration()
+    return Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
