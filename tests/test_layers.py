@@ -11,6 +11,7 @@ ROOT = Path(fedprotip.__file__).parent
 ORDER = [
     *(
         "errors",
+        "memory",
         "tomltext",
         "settings",
         "seeds",

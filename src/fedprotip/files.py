@@ -13,6 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedprotip.errors import RunError
+from fedprotip.memory import hand_back_memory
 
 Tensors = dict[str, Tensor]
 
@@ -117,6 +118,10 @@ class ObjectFolder:
         raise RunError(f"the object {name[:12]} is missing or does not have its hash")
 
 
+MOVED_OUT = 2**25
+"""Bytes of client state that go to disk before freed memory is handed back to the system."""
+
+
 class StoreError(OSError):
     """The store cannot write: a problem of this machine, not of the client whose state it is."""
 
@@ -134,6 +139,7 @@ class ClientStore:
         self._cache: OrderedDict[str, Tensors] = OrderedDict()
         self._index: dict[str, str] = {}  # "client/name" → object, for entries that are on disk
         self.cached_bytes = 0
+        self._moved_out = 0  # bytes, since freed memory was handed back last
 
     def put(self, client: int, name: str, tensors: Tensors) -> None:
         key = f"{client}/{name}"
@@ -169,7 +175,11 @@ class ClientStore:
         while self.cached_bytes > self._budget:
             oldest = next(iter(self._cache))
             self._persist(oldest)
+            self._moved_out += size_of(self._cache[oldest])
             self._drop(oldest)
+        if self._moved_out > MOVED_OUT:  # what so many clients leave behind is scattered over the heap
+            self._moved_out = 0
+            hand_back_memory()
 
     def _persist(self, key: str) -> None:
         if key not in self._index:

@@ -85,7 +85,7 @@ def _ours(settings: Settings, folder: Path) -> dict[str, Any]:
     run = folder / f"clients-{settings.clients.count}"
     shutil.rmtree(run, ignore_errors=True)
     summary = api.run(settings, out=run)
-    return {"seconds": sum(summary["seconds"].values()), "folder": str(folder)}
+    return {"seconds": summary["seconds"]["total"], "folder": str(folder)}
 
 
 def _plain(settings: Settings, folder: Path) -> dict[str, Any]:

@@ -6,12 +6,10 @@ runs again: what lies between the mark after that and the size before it is what
 inputs. `ru_maxrss` would not do: a child process begins with the peak of the one that started it.
 """
 
-import ctypes
 import gc
 import json
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,8 +17,9 @@ from typing import Any
 
 from fedprotip.bench.base import Benchmark, Case, Size
 from fedprotip.errors import RunError
+from fedprotip.memory import hand_back_memory, status_mb
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ def in_process(benchmark: Benchmark[Any], size: Size, case: Case, side: str, fol
     if case.apart:
         start = perf_counter()
         result = case.sides(folder)[side]()
-        return Probe(perf_counter() - start, _status("VmHWM"), result)
+        return Probe(perf_counter() - start, status_mb("VmHWM"), result)
     call = case.sides(folder)[side]
     call()
     before = _reset_peak()
     start = perf_counter()
     call()
-    seconds, peak = perf_counter() - start, _status("VmHWM")
+    seconds, peak = perf_counter() - start, status_mb("VmHWM")
     return Probe(seconds, max(peak - before, 0.1) if peak is not None and before is not None else None)
 
 
@@ -67,22 +66,12 @@ def in_own_process(benchmark: Benchmark[Any], size: Size, case: Case, side: str,
 def _reset_peak() -> float | None:
     """Hand freed memory back and set the peak to the present size; that size in MiB, None where it cannot be done."""
     gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    hand_back_memory()
     try:
         CLEAR.write_text("5")
     except OSError:
         return None
-    return _status("VmRSS")
-
-
-def _status(key: str) -> float | None:
-    """A size of this process in MiB; None where the system has no /proc."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:")), None)
+    return status_mb("VmRSS")
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """What a run writes down as it goes: events, the ledger of all messages, seconds, checkpoints."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +7,7 @@ from typing import Any
 
 from fedprotip.federation.server import Progress, Server
 from fedprotip.files import ClientStore, Tensors
+from fedprotip.memory import peak_rss_mb
 from fedprotip.messages import Message
 from fedprotip.runs import RunFolder
 
@@ -84,9 +83,3 @@ class Journal:
         server.progress.peak_rss_mb = max(server.progress.peak_rss_mb, peak_rss_mb())
         self.flush()
         self._folder.checkpoint(server.state(), server.tensors() | extra, self._store)
-
-
-def peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CHUNK = 2**17
+"""Similarities that are held at a time, so that a thousand voters need no more memory than ten."""
+
 
 def reference(moment: Tensor, samples: int, basis: Tensor) -> float:
     """Eq. 11: ω^(τ,t), the root mean square of ‖U_t U_tᵀ a‖ over a client's features of task τ.
@@ -77,12 +80,14 @@ class CosineRouter:
         """
         relevance = relevance.double()  # with many clients the tie-break is small beside a vote
         unit = torch.nn.functional.normalize(self.references.to(relevance), dim=2)
-        query = torch.nn.functional.normalize(relevance, dim=1)
+        chunks = torch.nn.functional.normalize(relevance, dim=1).split(max(1, CHUNK // unit[:, 0].numel()))
+        return torch.cat([self._votes(chunk, unit) for chunk in chunks])
+
+    def _votes(self, query: Tensor, unit: Tensor) -> Tensor:
         similarity = torch.einsum("gt,kst->gks", query, unit)  # Eq. 12, (g, K, T)
-        votes = torch.nn.functional.one_hot(similarity.argmax(2), similarity.shape[2]).to(relevance)
+        votes = torch.nn.functional.one_hot(similarity.argmax(2), similarity.shape[2]).to(query)
         return votes.mean(1) + similarity.mean(1) / (4 * len(self.references))
 
     def route(self, relevance: Tensor) -> Tensor:
         """The predicted task (g,) for relevance vectors (g, T)."""
-        chunks = relevance.split(max(1, 2**22 // self.references[:, 0].numel()))
-        return torch.cat([self.scores(chunk).argmax(1) for chunk in chunks])
+        return self.scores(relevance).argmax(1)
