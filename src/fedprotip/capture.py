@@ -153,8 +153,10 @@ def _gather(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
     y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
     x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
     source = sources[y[:, :, None], x[:, None, :]].flatten(1)  # (n, kernel positions)
-    patches = inputs.flatten(2)[image[:, None], :, source.clamp_min(0)]  # (n, kernel positions, channels)
-    patches.masked_fill_(source[:, :, None] < 0, 0)
+    pixels = torch.cat([inputs.movedim(1, -1).flatten(0, 2), inputs.new_zeros(1, inputs.shape[1])])
+    map_size = inputs.shape[-2] * inputs.shape[-1]
+    places = torch.where(source < 0, len(pixels) - 1, image[:, None] * map_size + source)  # padding is the last row
+    patches = pixels.index_select(0, places.flatten()).view(*places.shape, -1)  # (n, kernel positions, channels)
     return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
 
 

@@ -235,7 +235,7 @@ class RunSettings(Section):
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons.")
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(
-        1024,
+        256,
         ge=0,
         description="Outputs of a frozen prefix kept in memory (MiB), so that it runs once per image; more of them "
         "live on disk. 0: it runs every time.",

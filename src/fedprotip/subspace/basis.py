@@ -67,7 +67,8 @@ def outside(a: Tensor, *bases: Tensor) -> Tensor:
     """The part of a (d, m) outside orthonormal bases (d, r), taken out one after another."""
     for basis in bases:
         if basis.shape[1]:
-            a = torch.addmm(a, basis, basis.T @ a, alpha=-1)
+            inside = basis.T @ a  # columns as they are sampled lie one after another: aᵀ is what is copied fast
+            a = torch.addmm(a.T, inside.T, basis.T, alpha=-1).T if a.T.is_contiguous() else a - basis @ inside
     return a
 
 
@@ -126,10 +127,16 @@ def core_basis(a: Tensor, earlier: Earlier, threshold: float, rule: RankRule) ->
         rule: `mass` (Eq. 9) or `energy` (GPM).
     """
     earlier = Projector.of(earlier)
-    norm, rest = _norm(a), enter(a, earlier)
-    captured = max(norm**2 - _norm(rest) ** 2, 0.0)
-    u, sigma = left_svd(rest, NOISE * norm, lambda sigma: _rank(sigma, captured, threshold, rule, earlier.room))
-    return _core(u, sigma, earlier, captured, rule)
+    norm = torch.linalg.vector_norm(a, dtype=torch.float64).item()
+
+    def captured(sigma: Tensor) -> float:
+        return max(norm**2 - sigma.square().sum().item(), 0.0)
+
+    def rank(sigma: Tensor) -> int:
+        return _rank(sigma, captured(sigma), threshold, rule, earlier.room)
+
+    u, sigma = left_svd(enter(a, earlier), NOISE * norm, rank)
+    return _core(u, sigma, earlier, captured(sigma), rule)
 
 
 def core_of_moment(
@@ -163,7 +170,3 @@ def _core(u: Tensor, sigma: Tensor, earlier: Projector, captured: float, rule: R
     """The chosen directions u, brought back to d dimensions, and what the rule left of the spectrum."""
     kept, dropped = sigma[: u.shape[1]], sigma[u.shape[1] :]
     return Core(leave(u, earlier), kept, captured, (dropped if rule == "mass" else dropped.square()).sum().item())
-
-
-def _norm(a: Tensor) -> float:
-    return torch.linalg.vector_norm(a, dtype=torch.float64).item()
