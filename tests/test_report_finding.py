@@ -192,3 +192,16 @@ def test_a_method_without_routing_has_no_such_line(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().out
     assert "aware (true task given)" in printed
     assert "single" not in printed
+
+
+def test_classes_that_were_left_out_of_the_statistics_are_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True, settings=FUSED)
+    assert "fewer than" not in finding.routing(RunData.load(folder)).intro
+    lines_ = [
+        {"event": "withheld", "task": 0, "client": 1, "kind": "statistics", "classes": 2},
+        {"event": "withheld", "task": 0, "client": 1, "kind": "statistics", "classes": 2},
+        {"event": "withheld", "task": 1, "client": 4, "kind": "statistics", "classes": 1},
+    ]
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines_)
+    assert "3 times a client had fewer than 5 samples of a class" in finding.routing(RunData.load(folder)).intro

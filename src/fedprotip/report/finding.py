@@ -3,7 +3,7 @@
 from fedprotip.report import plots, plots_finding, tables
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import MODES, RunData
-from fedprotip.report.text import RULES, WAYS, joined, number, percent, points
+from fedprotip.report.text import RULES, WAYS, joined, number, percent, plural, points
 
 UNKNOWN = {"mahalanobis": "by the distance to the nearest class mean", "energy": "by the outputs of the heads"}
 
@@ -31,7 +31,21 @@ def routing(run: RunData) -> Section:
     intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
     if len(summary.routers) > 1:
         intro += f"This run finds it by {run.chosen}; the other ways were asked about the same samples. "
-    return Section("Finding the task", intro + "The diagonal of a matrix is right.", pictures, grids)
+    return Section("Finding the task", intro + "The diagonal of a matrix is right." + _left_out(run), pictures, grids)
+
+
+def _left_out(run: RunData) -> str:
+    """Which part of the data class statistics say nothing about; empty when it is none."""
+    told = {
+        (event.task, event.client): event.classes for event in run.withheld
+    }  # of a head's start and of a task's end
+    if not told:
+        return ""
+    groups = plural(sum(told.values()), "time")
+    return (
+        f" {groups} a client had fewer than {run.setting('statistics.minimum', 5)} samples of a class: their sum would "
+        "be close to a sample itself, so it was left out of the class statistics."
+    )
 
 
 def _ways(run: RunData) -> list[Grid]:

@@ -156,6 +156,12 @@ class AbsentEvent(Part):
     reason: str
 
 
+class WithheldEvent(Part):
+    task: int
+    client: int
+    classes: int
+
+
 class Bounds(Part):
     taskwise: list[Number] = []
     forgetting: list[Number] = []
@@ -209,6 +215,7 @@ class RunData:
     tasks: list[TaskEvent]
     failures: list[FailureEvent]
     absences: list[AbsentEvent]
+    withheld: list[WithheldEvent]
     geometry: Geometry | None
 
     @classmethod
@@ -226,7 +233,7 @@ class RunData:
             entry = _checked(LedgerLine, line, folder / "ledger.jsonl")
             traffic[entry.task, entry.direction, entry.kind] += entry.bytes
         tasks: dict[int, TaskEvent] = {}
-        failures, absences = [], []
+        failures, absences, withheld = [], [], []
         path = folder / "events.jsonl"
         for line in _lines(path):
             event = line.get("event")
@@ -237,6 +244,8 @@ class RunData:
                 failures.append(_checked(FailureEvent, line, path))
             elif event == "absent":
                 absences.append(_checked(AbsentEvent, line, path))
+            elif event == "withheld":
+                withheld.append(_checked(WithheldEvent, line, path))
         geometry = folder / "geometry.json"
         return cls(
             folder=folder,
@@ -248,6 +257,7 @@ class RunData:
             tasks=[tasks[task] for task in sorted(tasks)],
             failures=failures,
             absences=absences,
+            withheld=withheld,
             geometry=_checked(Geometry, _json(geometry), geometry) if geometry.exists() else None,
         )
 
