@@ -219,6 +219,11 @@ class StatisticsSettings(Section):
         ge=0,
         description="Width M of a seeded random ReLU map before class statistics (M²/2 numbers each); 0: none.",
     )
+    rank: int = Field(
+        0,
+        ge=0,
+        description="Directions of the scatter that a client sends instead of all its products; 0, or no saving: all.",
+    )
 
 
 class EvaluateSettings(Section):

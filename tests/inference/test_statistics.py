@@ -9,7 +9,7 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, oas, pack, ridge, unpack
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, low_rank, oas, pack, ridge, unpack
 
 seeds = st.integers(0, 5000)
 
@@ -283,3 +283,20 @@ def test_the_map_is_positively_homogeneous_and_keeps_the_size_of_features():
     torch.testing.assert_close(FeatureMap(40, 4096, 0)(3 * features), 3 * mapped)
     sizes = mapped.square().sum(1) / features.square().sum(1)
     assert sizes.tolist() == pytest.approx([4096 / 80] * 3, rel=0.1)
+
+
+@given(seeds, st.integers(1, 6))
+def test_low_rank_keeps_variances_and_is_exact_where_the_rank_is_low(seed, rank):
+    rng = np.random.default_rng(seed)
+    a = torch.tensor(rng.standard_normal((20, rank)) * np.geomspace(1, 0.1, rank))
+    factor, rest = low_rank(a @ a.T, rank)
+    assert factor.shape == (20, rank)
+    assert torch.allclose(factor @ factor.T, a @ a.T, atol=1e-9)
+    assert rest.max() < 1e-9
+    full = a @ a.T + torch.eye(20).double()
+    factor, rest = low_rank(full, rank)
+    assert (rest >= 0).all()
+    assert torch.allclose(factor.square().sum(1) + rest, full.diagonal())
+    best = torch.linalg.eigvalsh(full).sort(descending=True).values[:rank]
+    assert torch.linalg.eigvalsh(full - factor @ factor.T).min() > -1e-9  # never more than there is
+    assert 0.9 * best.sum() <= factor.square().sum() <= best.sum() + 1e-9

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+import fedprotip
 from fedprotip.files import ClientStore, ObjectFolder
-from fedprotip.inference.statistics import Sums, pack
+from fedprotip.inference.statistics import Sums, low_rank, pack
 from fedprotip.inference.ways import Columns
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import ClientTask, statistics
 from fedprotip.models import build_network
 from fedprotip.prefix import PrefixCache
 from fedprotip.stream import build_stream
-from tests.small import small
+from tests.small import quick, small, tensors
 
 D = 24
 
@@ -274,3 +275,67 @@ def test_with_domains_every_one_keeps_its_own_and_all_together_have_one_more():
     scores = experts["statistics"](sums.means().float())
     assert scores.diagonal().tolist() == pytest.approx([0.0] * 4, abs=1e-4)
     assert not torch.equal(scores[:, 1], scores[:, 2])
+
+
+# Low rank
+
+
+def low(seed=0, classes=2, d=9, rank=3, n=40):
+    """Statistics of low rank as they are sent, and the sums they stand for."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.standard_normal((d, d)) * np.geomspace(1, 0.01, d)
+    sums = Sums.zeros(classes, d)
+    sums.add(torch.tensor(rng.standard_normal((n, d)) @ mixed.T + 3), torch.tensor(rng.integers(0, classes, n)))
+    factor, rest = low_rank(sums.scatter(), rank)
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "factor": factor.float(), "rest": rest.float()}
+    return Message(statistics.KIND, tensors, {"withheld": 0}), sums
+
+
+def test_statistics_of_low_rank_keep_means_and_variances_and_never_lose_definiteness():
+    message, sums = low()
+    statistics.check(message, 2, 9, rank=3)
+    found = statistics.added([(0, message), (1, low(seed=1)[0])])
+    whole = sums + low(seed=1)[1]
+    assert torch.allclose(found.means(), whole.means(), rtol=1e-5)
+    assert torch.allclose(found.scatter().diagonal(), whole.scatter().diagonal(), rtol=1e-4)
+    assert torch.linalg.eigvalsh(found.scatter()).min() > -1e-4
+    error = torch.linalg.matrix_norm(found.scatter() - whole.scatter()) / torch.linalg.matrix_norm(whole.scatter())
+    assert 0 < error < 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("factor", lambda t: t[:, :2], "has shape"),
+        ("factor", at_place(0, torch.nan), "not finite"),
+        ("rest", at_place(4, -1.0), "variance is negative"),
+        ("rest", lambda t: t[:-1], "has shape"),
+    ],
+)
+def test_damaged_statistics_of_low_rank_are_refused(name, change, words):
+    message, _ = low()
+    message.tensors[name] = change(message.tensors[name].clone())
+    with pytest.raises(BadMessage, match=words):
+        statistics.check(message, 2, 9, rank=3)
+
+
+def test_the_other_form_is_refused():
+    with pytest.raises(BadMessage):
+        statistics.check(low()[0], 2, 9)
+    with pytest.raises(BadMessage):
+        statistics.check(good(d=9), 2, 9, rank=3)
+    statistics.check(good(d=6), 2, 6, rank=3)  # no saving: whole moments travel
+
+
+@pytest.mark.parametrize("method", ["fedprotip", "lda", "ridge"])
+def test_a_run_with_statistics_of_low_rank_sends_less_and_answers_nearly_as_well(tmp_path, method, monkeypatch):
+    quick(monkeypatch)
+    sections = {"model": {"width": 64}, "train": {"rounds": 2, "head_start": "closed"}, "method": {"name": method}}
+    whole, cut = (
+        fedprotip.run(small(statistics={"rank": rank}, **sections), out=tmp_path / str(rank)) for rank in (0, 12)
+    )
+    assert cut["failures"]["count"] == 0
+    assert cut["bytes"]["up"]["statistics"] < 0.6 * whole["bytes"]["up"]["statistics"]
+    assert cut["accuracy"]["single"] > whole["accuracy"]["single"] - 10
+    kept = tensors(tmp_path / "12", "statistics")
+    assert kept["moment"].shape == (64 * 65 // 2,)

@@ -107,9 +107,10 @@ def start_task(server: Server, engine: LocalEngine, journal: Journal, present: l
         return
     parcel = logged(server, journal, task, None, lambda client: server.parcel(client, task))
     replies = engine.summarise(present, START, parcel)
-    checked = list(valid(replies, server, journal, task, None, lambda message: server.check_start(message, task)))
-    if checked:
-        server.start_head(checked, task)
+    checked = valid(replies, server, journal, task, None, lambda message: server.check_start(message, task))
+    first = next(checked, None)
+    if first is not None:  # one reply at a time is in memory
+        server.start_head(chain([first], checked), task)
 
 
 def finish_task(

@@ -1,5 +1,6 @@
 """The server: the global model, what is known about past tasks, and where the run stands."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -116,9 +117,10 @@ class Server:
         return bool(self.method.rounds(task)) and (task == 0 or not self.network.shared_head)
 
     def check_start(self, message: Message, task: int) -> None:
-        statistics.check(message, len(self.network.labels[self.network.head_of(task)]), self.network.features)
+        classes, rank = len(self.network.labels[self.network.head_of(task)]), self.settings.statistics.rank
+        statistics.check(message, classes, self.network.features, rank)
 
-    def start_head(self, replies: list[tuple[int, Message]], task: int) -> None:
+    def start_head(self, replies: Iterable[tuple[int, Message]], task: int) -> None:
         """The head of a new task as the linear discriminant of its statistics; it travels like a round's result."""
         sums = statistics.added(replies)
         if not sums.seen.any():

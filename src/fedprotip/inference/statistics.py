@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedprotip.seeds import torch_stream
+from fedprotip.subspace.basis import SPARE, leading_range
 
 
 def pack(moment: Tensor) -> Tensor:
@@ -26,6 +27,22 @@ def unpack(packed: Tensor, d: int) -> Tensor:
     moment[rows, columns] = packed
     moment[columns, rows] = packed
     return moment
+
+
+def low_rank(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """F (d, rank) and r (d,) with FFᵀ + diag(r) close to a scatter matrix (d, d): its dominant part, and all variances.
+
+    Nyström's approximation, which never exceeds the matrix: what is sent is a scatter matrix too, r is not negative and
+    the variance of every feature is exact.
+    """
+    span = leading_range(scatter, min(rank + SPARE, len(scatter)), passes=2)
+    image = scatter @ span
+    values, vectors = torch.linalg.eigh(span.T @ image)
+    good = values > 1e-12 * values[-1:]
+    whole = image @ (vectors[:, good] / values[good].sqrt())  # whole @ wholeᵀ is the approximation
+    factor = whole @ torch.linalg.eigh(whole.T @ whole).eigenvectors.flip(1)[:, :rank]
+    factor = torch.nn.functional.pad(factor, (0, rank - factor.shape[1]))  # a matrix of lower rank
+    return factor, (scatter.diagonal() - factor.square().sum(1)).clamp_min(0)
 
 
 @dataclass

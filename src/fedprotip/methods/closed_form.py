@@ -46,7 +46,8 @@ class LDA(Method):
 
     def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
         width = statistics.feature_map(network, self.settings).out
-        statistics.check(message, len(network.labels[network.head_of(task)]), width)
+        classes = len(network.labels[network.head_of(task)])
+        statistics.check(message, classes, width, self.settings.statistics.rank)
 
     def digest(
         self,

@@ -303,7 +303,8 @@ class FedProTIP(Method):
             return
         if message.kind == statistics.KIND:
             width = statistics.feature_map(network, self.settings).out
-            statistics.check(message, len(network.labels[network.head_of(task)]), width)
+            classes = len(network.labels[network.head_of(task)])
+            statistics.check(message, classes, width, self.settings.statistics.rank)
             return
         bank, features = SubspaceBank.from_tensors(knowledge), network.features
         layers = {lay.name: lay.d for group in find_layers(network.backbone, False).values() for lay in group}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from fedprotip.inference.statistics import FeatureMap, Sums, pack, unpack
+from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, unpack
 from fedprotip.inference.ways import SHARED, STATISTICS, ClassEvidence, Columns, Expert, StatisticsExpert, Way
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Knowledge
@@ -44,25 +44,39 @@ def gather(
         features = local.network.embed(inputs)
         also(features)
         sums.add(change(features[keep.to(features.device)]), rows[keep])
-    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float()}
+    if rank := _rank(change.out, settings.statistics.rank):
+        factor, rest = low_rank(sums.scatter(), rank)
+        tensors |= {"factor": factor.float(), "rest": rest.float()}
+    else:
+        tensors["moment"] = pack(sums.moment).float()
     return Message(KIND, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
 
 
-def check(message: Message, classes: int, d: int) -> None:
-    """Raise BadMessage unless these are statistics of so many classes with so many features."""
-    specs = {
-        "counts": Spec((classes,), torch.int64),
-        "sums": Spec((classes, d)),
-        "moment": Spec((d * (d + 1) // 2,)),
-    }
-    message.check(KIND, specs)
+def _rank(d: int, wanted: int) -> int:
+    """Directions of the scatter that travel; 0 where the packed moment is no larger."""
+    return wanted if 2 * wanted < d else 0
+
+
+def check(message: Message, classes: int, d: int, rank: int = 0) -> None:
+    """Raise BadMessage unless these are statistics of so many classes with so many features.
+
+    `rank`: as in the settings.
+    """
+    rank = _rank(d, rank)
+    products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
+    message.check(KIND, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
     message.check_numbers("withheld")
     if (message.tensors["counts"] < 0).any():
         raise BadMessage("a count is negative")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-    squares = unpack(message.tensors["moment"], d).diagonal().double()
     if sums[counts == 0].any():
         raise BadMessage("a class without samples has a sum")
+    if rank:
+        if (message.tensors["rest"] < 0).any():
+            raise BadMessage("a variance is negative")
+        return
+    squares = unpack(message.tensors["moment"], d).diagonal().double()
     if (squares < (sums.square() / counts.clamp_min(1)[:, None]).sum(0) * (1 - 1e-4)).any():
         raise BadMessage("a second moment is smaller than its sums allow")
 
@@ -72,10 +86,18 @@ def added(replies: Iterable[tuple[int, Message]]) -> Sums:
     total: Sums | None = None
     for _, message in replies:
         counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-        one = Sums(counts, sums, unpack(message.tensors["moment"].double(), sums.shape[1]))
+        one = Sums(counts, sums, _moment(message, counts, sums))
         total = one if total is None else total + one
     assert total is not None
     return total
+
+
+def _moment(message: Message, counts: Tensor, sums: Tensor) -> Tensor:
+    """The second moment (d, d) that a message tells: as it is, or the scatter of low rank around its class means."""
+    if "moment" in message.tensors:
+        return unpack(message.tensors["moment"].double(), sums.shape[1])
+    factor, rest = message.tensors["factor"].double(), message.tensors["rest"].double()
+    return factor @ factor.T + rest.diag() + sums.T @ (sums / counts.clamp_min(1)[:, None])
 
 
 def remember(knowledge: Knowledge, new: Sums) -> None:

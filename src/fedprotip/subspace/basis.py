@@ -79,7 +79,7 @@ def spectrum(gram: Tensor, floor: float = 0.0, rank: int | None = None) -> tuple
     known to be no more than this, and that is little, its range is found first and the rest is done within it.
     """
     if rank is not None and 4 * (rank + SPARE) < len(gram):
-        span = _range(gram, rank + SPARE)
+        span = leading_range(gram, rank + SPARE)
         inner = span.T @ gram @ span
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
         vectors = span @ vectors
@@ -90,11 +90,16 @@ def spectrum(gram: Tensor, floor: float = 0.0, rank: int | None = None) -> tuple
     return sigma[:count], vectors.flip(1)[:, :count]
 
 
-def _range(gram: Tensor, size: int) -> Tensor:
-    """Orthonormal columns (d, size) that span the range of a matrix (d, d) of lower rank: from random combinations."""
+def leading_range(gram: Tensor, size: int, passes: int = 1) -> Tensor:
+    """Orthonormal columns (d, size) that span the range of a symmetric matrix (d, d), from random combinations.
+
+    All of it where its rank is lower than `size`; else nearly its dominant part, the better the more passes.
+    """
     chance = torch.Generator(gram.device).manual_seed(0)
-    mixed = torch.randn(len(gram), size, generator=chance, dtype=gram.dtype, device=gram.device)
-    return torch.linalg.qr(gram @ mixed)[0]
+    span = torch.randn(len(gram), size, generator=chance, dtype=gram.dtype, device=gram.device)
+    for _ in range(passes):
+        span = torch.linalg.qr(gram @ span)[0]
+    return span
 
 
 def left_svd(a: Tensor, floor: float = 0.0, rank: Callable[[Tensor], int] = len) -> tuple[Tensor, Tensor]:
