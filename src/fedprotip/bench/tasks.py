@@ -124,21 +124,27 @@ class Growth:
         seconds = event["seconds"]
         self.training.append(seconds["train"] + seconds["task_end"])
         self.whole.append(sum(seconds.values()))
-        self.kept.append(self._shared(event) + self._moments(event["task"] + 1))
+        self.kept.append(self._shared(event) + self._own(event["task"] + 1))
 
     def weigh(self) -> None:
         self.saved.append(sum(path.stat().st_size for path in self._checkpoints.rglob("*") if path.is_file()))
 
     def _shared(self, event: dict[str, Any]) -> int:
-        """Bytes of model and heads, bases and references after a task."""
-        tasks, width = event["task"] + 1, self._settings.model.width
+        """Bytes of model and heads, bases, references and class statistics after a task."""
+        tasks, width, clients = event["task"] + 1, self._settings.model.width, self._settings.clients.count
         model = 4 * ((64 + 1) * width + (width + 1) * width + tasks * 2 * (width + 1))
         bases = 4 * sum(rank * event["dims"][name] for name, rank in event["ranks"].items())
-        return model + bases + self._settings.clients.count * (4 * tasks**2 + 8 * tasks + 8)
+        statistics = 8 * (tasks * 2 * (width + 1) + width * (width + 1) // 2)
+        return model + bases + statistics + clients * (self._table(tasks) + 8)
 
-    def _moments(self, tasks: int) -> int:
-        """Bytes of the second moments that clients keep, one for every task."""
-        return self._settings.clients.count * tasks * (8 * self._settings.model.width**2 + 8)
+    def _own(self, tasks: int) -> int:
+        """Bytes that clients keep: moments of their features in every task, and the references they told last."""
+        width = self._settings.model.width
+        return self._settings.clients.count * (tasks * 8 * (width**2 + width + 1) + self._table(tasks))
+
+    def _table(self, tasks: int) -> int:
+        """References of one client: values, variances and numbers of samples."""
+        return 2 * 4 * tasks**2 + 8 * tasks
 
 
 def _plain(settings: Settings, folder: Path) -> dict[str, Any]:
