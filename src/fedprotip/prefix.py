@@ -23,6 +23,9 @@ from fedprotip.stream import Batch, Stream
 InputBatch = tuple[Inputs, Tensor]
 """Images or rows of a prefix, and global labels (n,)."""
 
+PIECE = 128
+"""Images that pass the prefix together: its maps are the largest of a network."""
+
 
 def still_prefix(network: Network, settings: Settings, task: int) -> int:
     """Steps at the beginning of the backbone that stand still in a task: no parameter moves, no statistic."""
@@ -152,7 +155,7 @@ class PrefixCache:
         return Path(self._files.name) / f"{key[0]}-{key[1]}-{self._steps}"
 
     def _pieces(self, numbers: np.ndarray) -> list[np.ndarray]:
-        size = self._settings.evaluate.batch
+        size = min(self._settings.evaluate.batch, PIECE)
         return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
