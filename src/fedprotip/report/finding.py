@@ -52,7 +52,7 @@ def _ways(run: RunData) -> list[Grid]:
     """One row per way; the chosen one is bold."""
     rows, bold = [], set()
     for place, (way, figures) in enumerate(run.summary.routers.items()):
-        shares = (figures.get(f"routing_{mode}") for mode in ("single", "batch64"))
+        shares = (None if way == "shared" else figures.get(f"routing_{mode}") for mode in ("single", "batch64"))
         right, right_batch = (None if share is None else 100 * share for share in shares)
         cells = [figures.get("single"), right, figures.get("batch64"), right_batch]
         rows.append([f"{way} (chosen)" if way == run.chosen else way, *map(number, cells)])
