@@ -6,6 +6,7 @@ Everything here is per sample; a group of samples of one task pools its evidence
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,16 +35,16 @@ class Columns:
 
     def by_task(self, scores: Tensor) -> Tensor:
         """log Σ exp of the scores (n, C) of every task's classes, (n, T)."""
-        return torch.stack([scores[:, columns].logsumexp(1) for columns in self._of_task()], dim=1)
+        return self._spread(scores).logsumexp(2)
 
     def largest(self, scores: Tensor) -> Tensor:
         """The largest score of every task's classes, (n, T)."""
-        return torch.stack([scores[:, columns].amax(1) for columns in self._of_task()], dim=1)
+        return self._spread(scores).amax(2)
 
     def within_task(self, scores: Tensor) -> Tensor:
         """log p(class | task), (n, C): what an expert says once the task is known."""
-        parts = [scores[:, columns].log_softmax(1) for columns in self._of_task()]
-        return torch.cat(parts, dim=1).nan_to_num(-torch.inf)
+        spread = self._spread(scores).log_softmax(2)
+        return spread[:, self.tasks, self._table[1]].nan_to_num(-torch.inf)
 
     def by_label(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Sums of every label, of whatever tasks, and the row of each answer among them (C,)."""
@@ -51,9 +52,18 @@ class Columns:
         counts, totals = sums.counts.new_zeros(len(known)), sums.sums.new_zeros(len(known), sums.sums.shape[1])
         return Sums(counts.index_add(0, rows, sums.counts), totals.index_add(0, rows, sums.sums), sums.moment), rows
 
-    def _of_task(self) -> list[slice]:
-        ends = torch.bincount(self.tasks).cumsum(0).tolist()
-        return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    def _spread(self, scores: Tensor) -> Tensor:
+        """Scores (n, C) as (n, T, most classes of a task), −∞ where a task has fewer."""
+        return torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)[:, self._table[0]]
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """The columns of every task (T, most), C where it has no more, and the place of each column in its row (C,)."""
+        sizes = torch.bincount(self.tasks)
+        starts = sizes.cumsum(0) - sizes
+        offsets = torch.arange(int(sizes.max()))
+        columns = torch.where(offsets < sizes[:, None], starts[:, None] + offsets, len(self.tasks))
+        return columns, torch.arange(len(self.tasks)) - starts[self.tasks]
 
 
 # Experts: features (n, d) → scores (n, C)
