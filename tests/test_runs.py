@@ -415,6 +415,16 @@ def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):
         RunFolder.open(run.path).settings_toml()
 
 
+@pytest.mark.parametrize("key", ["settings", "versions"])
+def test_a_manifest_without_what_a_run_goes_by_is_told(tmp_path, key):
+    run = RunFolder.create(tmp_path / "run", "[run]\n")
+    manifest = run.manifest()
+    del manifest[key]
+    run.write_json("manifest.json", manifest)
+    with pytest.raises(RunError, match=r"manifest\.json is incomplete"):
+        run.settings_toml()
+
+
 def test_a_run_of_another_version_goes_on_with_a_warning(tmp_path):
     run = RunFolder.create(tmp_path / "run", "")
     manifest = run.manifest()

@@ -138,7 +138,12 @@ class RunFolder:
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""
         manifest, path = self.manifest(), self.path / "settings.toml"
-        text = str(manifest["settings"])
+        if not isinstance(manifest.get("settings"), str) or not isinstance(manifest.get("versions"), dict):
+            raise RunError(
+                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, or choose another "
+                "folder with --out."
+            )
+        text = manifest["settings"]
         found = hash_of(path.read_bytes()) if path.exists() else None
         if found == manifest.get("replaced") or found is None:  # an extension stopped before it wrote the file
             self.write("settings.toml", text)
