@@ -140,8 +140,8 @@ class RunFolder:
         manifest, path = self.manifest(), self.path / "settings.toml"
         if not isinstance(manifest.get("settings"), str) or not isinstance(manifest.get("versions"), dict):
             raise RunError(
-                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, or choose another "
-                "folder with --out."
+                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
+                "or choose another folder with --out."
             )
         text = manifest["settings"]
         found = hash_of(path.read_bytes()) if path.exists() else None
