@@ -36,9 +36,8 @@ def routing(run: RunData) -> Section:
 
 def _left_out(run: RunData) -> str:
     """Which part of the data class statistics say nothing about; empty when it is none."""
-    told = {
-        (event.task, event.client): event.classes for event in run.withheld
-    }  # of a head's start and of a task's end
+    # keyed, because the start of a head tells the same as the end of its task
+    told = {(event.task, event.client): event.classes for event in run.withheld}
     if not told:
         return ""
     groups = plural(sum(told.values()), "time")
