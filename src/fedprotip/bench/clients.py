@@ -92,7 +92,7 @@ def _plain(settings: Settings, folder: Path) -> dict[str, Any]:
     stream, count = build_stream(settings), settings.clients.count
     network = build_network(settings, stream.dataset.image_shape, routes=True)
     save_file(full_state(network), folder / f"start-{count}.safetensors")
-    seconds = textbook.run_tasks(network, stream, settings, folder / f"textbook-{count}.pt")
+    seconds = textbook.run_tasks(network, stream, settings, folder / f"textbook-kept-{count}.safetensors")
     save_file(full_state(network), folder / f"textbook-{count}.safetensors")
     return {"seconds": sum(seconds)}
 

@@ -1,5 +1,6 @@
 """resume: what a checkpoint after every round costs, and that it gives back exactly what was saved."""
 
+import json
 import os
 from collections.abc import Callable
 from copy import deepcopy
@@ -10,9 +11,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from fedprotip import api
-from fedprotip.bench import federated
+from fedprotip.bench import federated, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, RunSize, Side, Target, row
 from fedprotip.files import ClientStore, Tensors
 from fedprotip.runs import RunFolder, is_run
@@ -72,7 +74,7 @@ def _prepare(size: ResumeSize, folder: Path) -> None:
 
 
 def _sides(size: ResumeSize, folder: Path) -> dict[str, Side]:
-    run, path = RunFolder.open(folder / "run"), folder / "state.pt"
+    run, path, numbers = RunFolder.open(folder / "run"), folder / "state.safetensors", folder / "state.json"
     store = run.store(budget_mb=256)
     state, mine = _restored(run, store)
     theirs = deepcopy(mine)
@@ -85,11 +87,11 @@ def _sides(size: ResumeSize, folder: Path) -> dict[str, Side]:
 
     def plain() -> Callable[[], Saved]:
         _move(theirs)
-        with open(path, "wb") as file:
-            torch.save((state, theirs), file)
-            file.flush()
+        numbers.write_text(json.dumps(state))
+        textbook.save_groups(theirs, path)
+        with open(path, "rb") as file:
             os.fsync(file.fileno())
-        return lambda: torch.load(path, weights_only=True)
+        return lambda: (json.loads(numbers.read_text()), _grouped(load_file(path)))
 
     return {"ours": ours, "textbook": plain, "round": lambda: seconds}
 
@@ -98,6 +100,15 @@ def _move(groups: dict[str, Tensors]) -> None:
     """After a round nothing that moves in this task is what it was."""
     for tensor in (groups.get("news") or groups["model"]).values():
         tensor.view(-1)[:1] += 1
+
+
+def _grouped(flat: Tensors) -> dict[str, Tensors]:
+    """What `textbook.save_groups` wrote."""
+    groups: dict[str, Tensors] = {}
+    for name, tensor in flat.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    return groups
 
 
 def _restored(run: RunFolder, store: ClientStore) -> Saved:

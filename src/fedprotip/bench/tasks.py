@@ -151,7 +151,7 @@ def _plain(settings: Settings, folder: Path) -> dict[str, Any]:
     stream = build_stream(settings)
     network = build_network(settings, stream.dataset.image_shape, routes=True)
     save_file(full_state(network), folder / "start.safetensors")
-    seconds = textbook.run_tasks(network, stream, settings, folder / "textbook.pt")
+    seconds = textbook.run_tasks(network, stream, settings, folder / "textbook-kept.safetensors")
     save_file(full_state(network), folder / "textbook.safetensors")
     return {"seconds": sum(seconds), "whole": seconds}
 

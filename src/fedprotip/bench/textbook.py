@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedprotip.evaluation.evaluate import draw_groups
@@ -257,9 +258,17 @@ def run_tasks(network: Network, stream: Stream, settings: Settings, path: Path) 
         evaluate(network, stream, None, task, settings)
         every += sent
         projectors = {name: dense_projector(phi) for name, phi in bases.items()}
-        torch.save([network.state_dict(), bases, projectors, every], path)
+        kept = {"model": network.state_dict(), "bases": bases, "projectors": projectors}
+        kept |= {f"client-{number}": one for number, one in enumerate(every)}
+        save_groups(kept, path)
         seconds.append(perf_counter() - start)
     return seconds
+
+
+def save_groups(groups: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
+    """All tensors in one file, everything anew each time."""
+    flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    save_file({name: tensor.detach().contiguous().clone() for name, tensor in flat.items()}, path)
 
 
 def client_bases(
