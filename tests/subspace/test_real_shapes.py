@@ -92,14 +92,14 @@ def test_a_full_space_takes_no_further_client(monkeypatch):
 
 @pytest.mark.parametrize(("share", "as_projector"), [(0.3, False), (0.7, False), (0.7, True)])
 def test_faint_directions_are_exactly_orthogonal_too(space, share, as_projector):
-    """A first pass in float32 leaves a share of 1e-3 of such directions inside Φ; the result must not."""
+    """A first pass in float32 leaves a share of up to 1e-3 of such directions inside Φ; the result must not."""
     rng = np.random.default_rng(4)
     phi, known = earlier(space, share, as_projector)
     inside, faint = space[:, : phi.shape[1]], space[:, -20:] * np.geomspace(1, 0.2, 20)
     a = inside @ rng.standard_normal((phi.shape[1], 300)) + 1e-3 * faint @ rng.standard_normal((20, 300))
     core = core_basis(torch.tensor(a).float(), known, 1.0, "mass")
     merger = UnionMerge(known)
-    merger.add(Core(torch.tensor(np.linalg.qr(inside[:, :20] + 1e-3 * faint)[0]).float(), torch.ones(20), 0.0))
+    merger.add(Core(torch.tensor(np.linalg.qr(inside[:, :20] + 1e-2 * faint)[0]).float(), torch.ones(20), 0.0))
     for basis in (core.basis, merger.result()):
         assert basis.shape == (D, 20)
         assert orthonormality_error(torch.cat([phi, basis], dim=1)) < 1e-6

@@ -24,7 +24,7 @@ from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
 
-DEPENDENT = 1e-5
+DEPENDENT = 1e-3
 """Directions that lie this close to what is there already are rounding."""
 
 

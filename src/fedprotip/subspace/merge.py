@@ -23,8 +23,12 @@ from fedprotip.subspace.basis import (
 from fedprotip.subspace.project import Projector
 from fedprotip.subspace.rank import rank_energy, rank_mass
 
-DEPENDENT = 1e-5
-"""A direction closer than this (sine of the angle) to what is there already adds nothing."""
+DEPENDENT = 1e-3
+"""A direction closer than this (sine of the angle) to what is there already adds nothing.
+
+One that is added at sine s carries the rounding of float32 bases (1e-7) blown up by 1/s, and the bases of later clients
+are off by as much from it: above √1e-7 that is not taken for yet another direction, however many clients there are.
+"""
 
 
 class Merger(Protocol):
