@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedprotip.capture import _gather, _Sampler, all_columns, capture, count_columns, find_layers
+from fedprotip.capture import _gather, _Sampler, all_columns, all_outputs, capture, count_columns, find_layers
 
 SEED = (0, "capture", 0)
 
@@ -44,12 +44,19 @@ def test_weight_times_columns_is_the_convolution(options):
 
 
 @pytest.mark.parametrize("options", [o for o in CONVOLUTIONS if "groups" not in o], ids=str)
-def test_unfolding_everything_gives_the_same_columns_in_the_same_order(options):
+def test_all_columns_are_those_that_the_convolution_reads(options):
     torch.manual_seed(0)
-    conv, images = nn.Conv2d(4, 8, (3, 2), **options).double(), torch.randn(3, 4, 9, 11).double()
-    columns = all_columns(conv, images)
-    assert len(columns) == count_columns(conv, images)
-    assert torch.equal(columns, everything(nn.Sequential(conv), images)["0.weight"].T)
+    conv, images = nn.Conv2d(4, 8, (3, 2), bias=False, **options).double(), torch.randn(3, 4, 9, 11).double()
+    columns, outputs = all_columns(conv, images), all_outputs(conv, conv(images))
+    assert columns.shape == (24, count_columns(conv, images))
+    assert torch.allclose(conv.weight.flatten(1) @ columns, outputs)
+    sampled = everything(nn.Sequential(conv), images)["0.weight"]  # in another order
+    assert torch.equal(columns.view(24, -1, 3).transpose(1, 2).flatten(1), sampled)
+
+
+def test_all_columns_of_a_linear_layer_are_its_inputs():
+    linear, inputs = nn.Linear(5, 2, bias=False), torch.randn(3, 4, 5)
+    assert torch.allclose(linear.weight @ all_columns(linear, inputs), all_outputs(linear, linear(inputs)))
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])

@@ -126,11 +126,21 @@ class _Sampler:
 
 
 def all_columns(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Every column of one call (n, d), numbered image by image, row by row; not for grouped convolutions."""
-    if isinstance(module, nn.Conv2d):
-        patches = F.unfold(_padded(module, inputs), module.kernel_size, module.dilation, stride=module.stride)
-        return patches.transpose(1, 2).flatten(0, 1)
-    return inputs.reshape(-1, inputs.shape[-1])
+    """Every column of one call (d, n), output position by output position; not for grouped convolutions."""
+    if isinstance(module, nn.Linear):
+        return inputs.reshape(-1, inputs.shape[-1]).T
+    assert isinstance(module, nn.Conv2d)
+    sources = _sources(module, inputs).double()[None, None]
+    places = F.unfold(sources + 1, module.kernel_size, module.dilation, stride=module.stride).long()
+    pixels = F.pad(inputs.flatten(2).permute(1, 2, 0), (0, 0, 1, 0))  # (channels, pixels, images), padding comes first
+    return pixels.index_select(1, places.flatten()).view(places.shape[1] * len(pixels), -1)
+
+
+def all_outputs(module: nn.Module, outputs: Tensor) -> Tensor:
+    """What a layer made of every column of one call, or gradients of it: (out, n), numbered as in `all_columns`."""
+    if isinstance(module, nn.Linear):
+        return outputs.reshape(-1, outputs.shape[-1]).T
+    return outputs.permute(1, 2, 3, 0).flatten(1)
 
 
 def count_columns(module: nn.Module, inputs: Tensor) -> int:
@@ -143,7 +153,7 @@ def count_columns(module: nn.Module, inputs: Tensor) -> int:
 
 
 def _gather(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen columns of one call, (n, groups, d), numbered as in `all_columns`."""
+    """The chosen columns of one call, (n, groups, d), numbered image by image, row by row."""
     if isinstance(module, nn.Linear):
         return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
     assert isinstance(module, nn.Conv2d)

@@ -23,7 +23,7 @@ from fedprotip.stream import Batch, Stream
 InputBatch = tuple[Inputs, Tensor]
 """Images or rows of a prefix, and global labels (n,)."""
 
-PIECE = 128
+PIECE = 32
 """Images that pass the prefix together: its maps are the largest of a network."""
 
 

@@ -259,4 +259,4 @@ def test_the_fixed_part_is_what_no_update_changes(share):
     phi = torch.linalg.qr(torch.randn(10, int(10 * share), dtype=torch.float64))[0]
     weight = torch.randn(3, 10, dtype=torch.float64)
     anchored: Anchored = Projector.outside(phi).anchor(weight)
-    assert torch.allclose(anchored.fixed_part(), weight @ phi @ phi.T)
+    assert torch.allclose(anchored.fixed_part, weight @ phi @ phi.T)

@@ -9,13 +9,13 @@ import torch
 
 from fedprotip.federation.average import Average
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
-from fedprotip.federation.wire import START, Wire
+from fedprotip.federation.wire import Wire
 from fedprotip.files import Tensors
 from fedprotip.inference.statistics import Gaussians
 from fedprotip.inference.ways import Inference
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import statistics
-from fedprotip.methods.base import Knowledge, Method
+from fedprotip.methods.base import START, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream

@@ -6,13 +6,10 @@ from torch import Tensor
 from fedprotip.capture import Layer
 from fedprotip.files import Tensors
 from fedprotip.messages import PRECISIONS, Spec
-from fedprotip.methods.base import Knowledge, Method
+from fedprotip.methods.base import START, Knowledge, Method
 from fedprotip.models import Network
 from fedprotip.settings import Settings
 from fedprotip.subspace.coordinates import Complement
-
-START = "start/"
-"""Prefix of W^(t,0) in the knowledge of a task, for tensors that travel as a change since then."""
 
 
 class Wire:

@@ -20,11 +20,10 @@ from fedprotip.errors import FedprotipError, RunError, UsageError
 from fedprotip.federation.client import Workspace, full_state, load_state, moving_state
 from fedprotip.federation.local import LocalEngine, Reply
 from fedprotip.federation.server import device_of
-from fedprotip.federation.wire import START
 from fedprotip.files import ClientStore, ObjectFolder, Tensors, hash_of
 from fedprotip.messages import Message
 from fedprotip.methods import create_method
-from fedprotip.methods.base import Knowledge
+from fedprotip.methods.base import START, Knowledge
 from fedprotip.models import Network, build_network
 from fedprotip.prefix import PrefixCache, still_prefix
 from fedprotip.settings import Settings, to_toml

@@ -41,6 +41,8 @@ Knowledge = dict[str, Tensor]
 """What is known about past tasks, as named tensors, all of them in checkpoints: `Method.shared` reaches every client,
 subspaces/…, references/…, statistics/… and calibration/… become files of the run folder, start/… is W^(t,0) of the
 task under way."""
+START = "start/"
+"""Prefix of W^(t,0), there for tensors that travel as a change since then."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedprotip.errors import UsageError
 from fedprotip.inference.ways import HEADS, ClassEvidence, Inference, Vote, Way
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods import identity, statistics
-from fedprotip.methods.base import ClientTask, Constraint, Exchange, Knowledge, Method, register
+from fedprotip.methods.base import START, ClientTask, Constraint, Exchange, Knowledge, Method, register
 from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
@@ -24,7 +24,7 @@ from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
 from fedprotip.subspace.coordinates import Complement, complement_of
 from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
-from fedprotip.subspace.project import Projector
+from fedprotip.subspace.project import Anchored, Projector
 
 ROUTING = "routing"
 """Name of the final-layer basis U_L in messages; layers of the backbone are named after their weight."""
@@ -109,6 +109,7 @@ class FedProTIP(Method):
         self.task_end = self._exchanges()
         self.shared = ("subspaces/", "statistics/") if self.calibrates else ("subspaces/",)
         self._made: tuple[int, Knowledge, list[tuple[Layer, Projector]]] | None = None
+        self._begun: tuple[list[tuple[Layer, Projector]], dict[str, Anchored]] | None = None
         self._outside: tuple[list[tuple[Layer, Projector]], list[tuple[Layer, Complement]]] | None = None
         self._known: tuple[list[tuple[Layer, Projector]], dict[str, Projector]] | None = None
 
@@ -161,7 +162,19 @@ class FedProTIP(Method):
         projectors = self.projectors(network, knowledge, task)
         if self.options.project_on == "gradient":
             return ProjectGradient(network.backbone, projectors)
-        return ProjectUpdate(network.backbone, projectors, linear_decay(self.settings.train))
+        anchors = self._anchors(projectors, knowledge)
+        return ProjectUpdate(network.backbone, projectors, linear_decay(self.settings.train), anchors)
+
+    def _anchors(self, projectors: list[tuple[Layer, Projector]], knowledge: Knowledge) -> dict[str, Anchored]:
+        """W^(t,0) of every layer with its projector, once per task: no round moves W·Φ."""
+        if self._begun is None or self._begun[0] is not projectors:
+            anchors = {}
+            for layer, projector in projectors:
+                weight = knowledge.get(f"{START}backbone.{layer.parameter}")
+                if weight is not None:  # it travels as a change since then
+                    anchors[layer.name] = projector.anchor(layer.weight({layer.parameter: weight}))
+            self._begun = projectors, anchors
+        return self._begun[1]
 
     def projectors(self, network: Network, knowledge: Knowledge, task: int) -> list[tuple[Layer, Projector]]:
         """Eq. 4 for every layer that has a basis; made once per task, from those of the task before."""

@@ -1,10 +1,11 @@
 """Keeping a client's steps outside Φ (Eq. 4–5), on whichever side of a layer is cheaper.
 
-The gradient of a weight is ∆ᵀA, with one row of A (n, d) and of ∆ (n, out) per position of the batch. After the
+The gradient of a weight is ∆Aᵀ, with one column of A (d, n) and of ∆ (out, n) per position of the batch. After the
 optimiser's step W − W₀ can be projected, in 4·out·d·min(r, d − r) operations; or A before it, in
 4·n·d·min(r, d − r), where the step is linear in the gradient.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedprotip.capture import Layer, all_columns, count_columns
+from fedprotip.capture import Layer, all_columns, all_outputs, count_columns
 from fedprotip.methods.base import Constraint
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
@@ -32,15 +33,20 @@ class ProjectUpdate(Constraint):
         backbone: its parameters that require gradients are kept outside the bases of `projectors`.
         decay: weight decay of a linear optimiser; then layers with no more positions than outputs, known
             from the first batch on, are projected by their inputs. None: every layer by its weight.
+        anchors: layer → where its weight began, as far as that is known; the others begin where they are.
     """
 
     def __init__(
-        self, backbone: nn.Module, projectors: list[tuple[Layer, Projector]], decay: float | None = None
+        self,
+        backbone: nn.Module,
+        projectors: list[tuple[Layer, Projector]],
+        decay: float | None = None,
+        anchors: Mapping[str, Anchored] | None = None,
     ) -> None:
         parameters = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
         self._backbone, self._decay, self._hooks = backbone, decay, ExitStack()
         self._guards = [
-            _Guard(layer, projector, parameters[layer.parameter])
+            _Guard(layer, projector, parameters[layer.parameter], (anchors or {}).get(layer.name))
             for layer, projector in projectors
             if layer.parameter in parameters
         ]
@@ -78,11 +84,10 @@ class ProjectUpdate(Constraint):
 class _Guard:
     """One layer during one round."""
 
-    def __init__(self, layer: Layer, projector: Projector, parameter: nn.Parameter) -> None:
+    def __init__(self, layer: Layer, projector: Projector, parameter: nn.Parameter, anchored: Anchored | None) -> None:
         self.parameter, self._layer, self._projector = parameter, layer, projector
         self._weight = layer.weight({layer.parameter: parameter.detach()})
-        self._anchored: Anchored = projector.anchor(self._weight)
-        self._fixed: Tensor | None = None
+        self._anchored = anchored or projector.anchor(self._weight)
         self.by_inputs: bool | None = None  # None: the layer has not been called yet
 
     def pull_back(self) -> None:
@@ -91,8 +96,8 @@ class _Guard:
     def spare(self, decay: float) -> None:
         """Keep decay away from W₀ΦΦᵀ, the part of W that stays: λW − λW₀ΦΦᵀ is outside Φ, as W·Φ = W₀·Φ."""
         if self.by_inputs and self.parameter.grad is not None:
-            self._fixed = self._anchored.fixed_part() if self._fixed is None else self._fixed
-            self._layer.weight({self._layer.parameter: self.parameter.grad}).sub_(self._fixed, alpha=decay)
+            gradient = self._layer.weight({self._layer.parameter: self.parameter.grad})
+            gradient.sub_(self._anchored.fixed_part, alpha=decay)
 
     def before_call(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Forward pre-hook: without requires_grad autograd does not compute the weight's gradient itself."""
@@ -110,7 +115,7 @@ class _Guard:
 
 
 class _Tap(torch.autograd.Function):
-    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆ᵀ·(A·P)."""
+    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆·(P·A)ᵀ."""
 
     @staticmethod
     def forward(
@@ -124,9 +129,8 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (inputs,), (delta,) = ctx.saved_tensors, gradients
-        columns = all_columns(ctx.module, inputs).to(ctx.dtype)
-        rows = delta.movedim(1, -1) if isinstance(ctx.module, nn.Conv2d) else delta
-        gradient = rows.reshape(len(columns), -1).to(ctx.dtype).T @ ctx.projector(columns)
+        columns = ctx.projector.columns(all_columns(ctx.module, inputs).to(ctx.dtype))
+        gradient = all_outputs(ctx.module, delta).to(ctx.dtype) @ columns.T
         return delta, None, gradient.view(ctx.shape), None, None
 
 

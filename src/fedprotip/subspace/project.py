@@ -1,6 +1,7 @@
 """Keeping an update outside a subspace: Eq. 4, as W·P on the rows of W, without ever building P (d×d)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -66,6 +67,14 @@ class Projector:
         """The part of g (out, d) with g·Φ = 0."""
         return project_by_complement(g, self.basis) if self.is_complement else project(g, self.basis)
 
+    def columns(self, a: Tensor) -> Tensor:
+        """The part of columns a (d, n) outside Φ."""
+        if a.T.is_contiguous():
+            return self(a.T).T
+        if self.is_complement:
+            return self.basis @ (self.basis.T @ a)
+        return torch.addmm(a, self.basis, self.basis.T @ a, alpha=-1)
+
     def anchor(self, start: Tensor) -> "Anchored":
         """This projector for all updates that begin at the weight `start` (out, d)."""
         if self.is_complement:
@@ -85,6 +94,7 @@ class Anchored:
     projector: Projector
     held: Tensor  # W₀Φ (out, r) with the basis, or W₀ (out, d) with the complement
 
+    @cached_property
     def fixed_part(self) -> Tensor:
         """W₀ΦΦᵀ (out, d), which no admissible update changes."""
         basis = self.projector.basis
