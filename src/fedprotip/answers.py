@@ -58,7 +58,7 @@ def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answ
         elif together:
             tasks = inference.decide(way, evidence.mean(0, keepdim=True), torch.tensor([float(len(images))]))
             tasks = tasks.expand(len(images), -1)
-        labels, probabilities = inference.answer(tasks.float(), inference.said(way, seen.scores))
+        labels, probabilities = inference.answer(tasks.float(), inference.columns.within_task(seen.scores[way.expert]))
         shares = (tasks / inference.calibration.temperature).softmax(1).max(1)
         strange = inference.strangeness(seen.scores)
     columns = zip(labels, probabilities, shares.indices, shares.values, strange, strict=True)

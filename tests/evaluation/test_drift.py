@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fedprotip.evaluation.confidence import auroc
-from fedprotip.evaluation.evaluate import answer, evaluate, evaluate_unknown
+from fedprotip.evaluation.evaluate import Drift, answer, evaluate, evaluate_unknown
 from fedprotip.inference.statistics import FeatureMap, Sums
-from fedprotip.inference.ways import STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
+from fedprotip.inference.ways import HEADS, STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
 from fedprotip.models import Network
 from fedprotip.prefix import PrefixCache
 
@@ -45,7 +45,13 @@ def drift(world, by, task=0, n=400):
     with torch.no_grad():
         network.backbone.by.copy_(torch.tensor(by))
     labels = 2 * task + torch.arange(n) % 2
-    return answer(network, [(drawn(labels, chance), labels)], inference, task).drift
+    return measured(network, [(drawn(labels, chance), labels)], inference, torch.full((n,), task))[task]
+
+
+def measured(network, batches, inference, tasks):
+    drift = Drift(inference)
+    answer(network, batches, inference, drift.watch(tasks))
+    return drift.by_task(1)
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -60,18 +66,28 @@ def test_chance_is_taken_off(world):
     assert drift(world, [0.0] * 4, n=4000) < 0.1
 
 
-def test_without_a_task_or_statistics_nothing_is_said(world):
+def test_without_statistics_nothing_is_said(world):
     network, inference, chance = world
     labels = torch.arange(8) % 2
-    assert answer(network, [(drawn(labels, chance), labels)], inference).drift is None
+    without = Inference(inference.columns, {HEADS: lambda features: features})
+    assert measured(network, [(drawn(labels, chance), labels)], without, torch.zeros(8, dtype=torch.int64)) == []
+
+
+def test_a_task_without_samples_has_not_drifted(world):
+    network, inference, chance = world
+    labels = torch.arange(8) % 2
+    found = measured(network, [(drawn(labels, chance), labels)], inference, torch.zeros(8, dtype=torch.int64))
+    assert found[0] > 0
+    assert found[1] == 0
 
 
 def test_drift_is_the_same_in_one_batch_and_in_many(world):
     network, inference, chance = world
     labels = torch.arange(60) % 2
     images = drawn(labels, chance)
-    whole = answer(network, [(images, labels)], inference, 0).drift
-    parts = answer(network, zip(images.split(7), labels.split(7), strict=True), inference, 0).drift
+    tasks = torch.zeros(60, dtype=torch.int64)
+    whole = measured(network, [(images, labels)], inference, tasks)
+    parts = measured(network, zip(images.split(7), labels.split(7), strict=True), inference, tasks)
     assert whole == pytest.approx(parts, rel=1e-4)
 
 

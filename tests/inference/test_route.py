@@ -8,10 +8,20 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedprotip.inference.route import CosineRouter, energies, energy_variance, fill_missing, reference, relevance
+from fedprotip.inference.route import CosineRouter, energies, fill_missing, references, relevance, stacked
 from tests.subspace.reference import random_basis
 
 seeds = st.integers(0, 5000)
+
+
+def reference(moment, samples, basis):
+    values, _ = references(moment[None], torch.zeros(1, len(moment)), torch.tensor([samples]), stacked([basis]))
+    return values.item()
+
+
+def energy_variance(moment, total, samples, basis):
+    _, variances = references(moment[None], total[None], torch.tensor([samples]), stacked([basis]))
+    return variances.item()
 
 
 def bases_of(rng, d, ranks):
@@ -37,6 +47,19 @@ def test_the_relevance_of_a_group_is_its_reference(seed, d, n):
     pooled = relevance(energies(features, bases))
     moment = features.T @ features
     assert pooled.tolist() == pytest.approx([reference(moment, n, basis) for basis in bases], rel=1e-6, abs=1e-9)
+
+
+@given(seeds, st.integers(1, 10), st.integers(1, 30))
+def test_references_to_bases_of_different_ranks_are_those_to_each_alone(seed, d, n):
+    rng = np.random.default_rng(seed)
+    features = [torch.tensor(rng.standard_normal((n + more, d))) for more in range(3)]
+    bases, moments = bases_of(rng, d, rng.integers(1, d + 1, 4)), [part.T @ part for part in features]
+    sums, samples = torch.stack([part.sum(0) for part in features]), torch.tensor([n, n + 1, n + 2])
+    values, variances = references(torch.stack(moments), sums, samples, stacked(bases))
+    for task, moment in enumerate(moments):
+        assert values[task].tolist() == pytest.approx([reference(moment, n + task, basis) for basis in bases])
+        alone = [energy_variance(moment, sums[task], n + task, basis) for basis in bases]
+        assert variances[task].tolist() == pytest.approx(alone)
 
 
 def test_a_reference_of_rounding_errors_is_zero_not_nan():
@@ -112,13 +135,13 @@ def test_features_of_a_task_are_routed_to_it(tasks, clients):
     def draw(task, n):
         return torch.tensor(whole[:, 3 * task : 3 * task + 3] @ rng.standard_normal((3, n)) + 0.05).T.float()
 
-    references = torch.zeros(clients, tasks, tasks)
+    told = torch.zeros(clients, tasks, tasks)
     for client in range(clients):
         for task in range(tasks):
             n = 1 + client % 5
             a = draw(task, n).double()
-            references[client, task] = torch.tensor([reference(a.T @ a, n, basis) for basis in bases])
-    router = CosineRouter(bases, references)
+            told[client, task] = torch.tensor([reference(a.T @ a, n, basis) for basis in bases])
+    router = CosineRouter(bases, told)
     for task in range(tasks):
         energy = router.energies(draw(task, 50))
         assert (router.route(energy.sqrt()) == task).float().mean() > 0.9

@@ -151,9 +151,9 @@ def test_classes_without_statistics_are_never_answered_and_nothing_is_nan(seed, 
     assert not never & set(answers.tolist())
     assert sure.isfinite().all()
     groups = list(torch.arange(len(features)).split(64))
-    _, decisions, grouped = inference.route(way, evidence, seen.scores, groups)
-    assert not never & set(grouped.tolist())
-    assert not decisions.isnan().any()
+    routed = inference.route(way, evidence, inference.opinions(seen.scores)[STATISTICS], groups)
+    assert not never & set(routed.labels.tolist())
+    assert not routed.decisions.isnan().any()
     assert not any(value.isnan().any() for value in inference.unusual(seen.scores).values())
 
 
@@ -261,10 +261,11 @@ def test_a_group_adds_up_its_evidence(seed, size):
     scores, evidence = {HEADS: scores_of(seed)}, scores_of(seed + 1, columns=3)
     groups = list(torch.tensor(np.random.default_rng(seed).permutation(7)).split(size))
     inference = by(Way(Told(), HEADS, hard=False))
-    samples, decisions, _ = inference.route(inference.ways["told"], evidence, scores, groups)
-    assert samples.tolist() == torch.cat(groups).tolist()
+    routed = inference.route(inference.ways["told"], evidence, inference.opinions(scores)[HEADS], groups)
+    assert routed.samples.tolist() == torch.cat(groups).tolist()
+    assert routed.groups.tolist() == [number for number, group in enumerate(groups) for _ in group]
     expected = [evidence[group].sum(0).tolist() for group in groups]
-    assert decisions.numpy() == pytest.approx(np.array(expected))
+    assert routed.decisions.numpy() == pytest.approx(np.array(expected))
 
 
 @settings(max_examples=25)
@@ -273,10 +274,25 @@ def test_groups_of_one_are_single_samples(seed, hard):
     scores, evidence = {HEADS: scores_of(seed)}, scores_of(seed + 1, columns=3)
     inference = by(Way(Told(), HEADS, hard))
     way = inference.ways["told"]
-    alone = inference.route(way, evidence, scores, None)
-    groups = inference.route(way, evidence, scores, list(torch.arange(7).split(1)))
-    assert all(torch.equal(one, other) for one, other in zip(alone, groups, strict=True))
-    assert torch.equal(alone[2], inference.single({"told": evidence}, scores)[0])
+    opinion = inference.opinions(scores)[HEADS]
+    alone, groups = (inference.route(way, evidence, opinion, parts) for parts in (None, torch.arange(7).split(1)))
+    assert all(torch.equal(value, vars(groups)[name]) for name, value in vars(alone).items())
+    assert torch.equal(alone.labels, inference.single({"told": evidence}, scores)[0])
+
+
+@settings(max_examples=50)
+@given(seeds, st.sampled_from([True, False]), st.sampled_from([CLASSES, ((0, 1), (1, 2), (0, 2, 3))]), st.booleans())
+def test_labels_found_quickly_are_those_of_the_whole_posterior(seed, hard, classes, withheld):
+    """A task's best class is enough where it is hard or no label stands in two tasks; else all is summed."""
+    inference = by(Way(Told(), HEADS, hard), classes)
+    scores, tasks = scores_of(seed, columns=len(inference.columns.labels)), scores_of(seed + 1, columns=3)
+    if withheld:  # classes that nobody tells about: one, and all of a task
+        scores[:, [0, *range(2, 4)]] = -torch.inf
+    if hard:
+        tasks = torch.where(tasks == tasks.amax(1, keepdim=True), 0.0, -torch.inf)
+    opinion, samples = inference.opinions({HEADS: scores})[HEADS], torch.tensor([3, 3, 0, 6])
+    expected, _ = inference.answer(tasks[samples], opinion.classes[samples])
+    assert inference.labels(tasks, samples, opinion, samples, hard).tolist() == expected.tolist()
 
 
 def test_unusual_samples_are_far_from_every_class_and_of_low_energy():

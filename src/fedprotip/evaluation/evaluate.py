@@ -5,8 +5,10 @@ sample is predicted from that sample alone. batch64: the paper's protocol, one d
 test samples of one task. All ways to predict the task are scored on the same pass.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.confidence import summary as confidence_summary
 from fedprotip.evaluation.sweeps import Sweep
-from fedprotip.inference.ways import STATISTICS, Inference, StatisticsExpert, Way
+from fedprotip.inference.ways import STATISTICS, Inference, Routed, StatisticsExpert
 from fedprotip.models import Network
 from fedprotip.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
@@ -25,6 +27,10 @@ from fedprotip.stream import Stream
 
 ROUTED = ("single", "batch64")
 QUANTILES = 500
+PORTION = 2**21
+"""Scores of test samples that are evaluated at once, as far as single tasks allow."""
+TOGETHER = 256
+"""Samples that are scored at once, of however many tasks."""
 
 
 @dataclass
@@ -60,7 +66,6 @@ class Answers:
     labels: Tensor  # (n,) true global labels
     scores: dict[str, Tensor]  # expert → (n, C)
     evidence: dict[str, Tensor]  # way → (n, E)
-    drift: float | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,20 +76,24 @@ class Answers:
 
 
 @torch.no_grad()
-def answer(network: Network, batches: Iterable[InputBatch], inference: Inference, task: int | None = None) -> Answers:
-    """One forward pass over test samples; with their task also how far its classes have drifted."""
+def answer(
+    network: Network,
+    batches: Iterable[InputBatch],
+    inference: Inference,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
+) -> Answers:
+    """One forward pass over test samples; `watch` is shown their features and labels, in order."""
     network.eval()
     device = next(network.parameters()).device
-    drift = _Drift(inference, task)
     labels, scores, evidence = [], [], []
-    for inputs, known in batches:
-        features = network.embed(inputs.to(device))
+    for features, known in _together((network.embed(inputs.to(device)), known) for inputs, known in batches):
         seen = inference.see(features)
-        drift.add(features, known)
+        if watch:
+            watch(features, known)
         labels.append(known)
         scores.append(seen.scores)
         evidence.append({name: way.router.evidence(seen) for name, way in inference.ways.items()})
-    return Answers(torch.cat(labels), _joined(scores), _joined(evidence), drift.result())
+    return Answers(torch.cat(labels), _joined(scores), _joined(evidence))
 
 
 def evaluate(
@@ -100,34 +109,103 @@ def evaluate(
     modes = ("aware", "agnostic", *(ROUTED if inference.ways else ()))
     result = Evaluation({mode: [] for mode in modes}, {}, {})
     if inference.ways:
-        result.routing = {mode: [] for mode in ROUTED}
         result.confusion = {mode: [] for mode in ROUTED}
         keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]
         result.ways = {name: {key: [] for key in keys} for name in inference.ways}
-    sweep, known = Sweep(inference, settings), _Confidence(inference)
-    for task in range(seen + 1):
-        said = answer(network, _test_batches(network, stream, task, seen, settings, cache), inference, task)
-        own, columns = next(iter(said.scores.values())), inference.columns
-        among = own.masked_fill(columns.tasks != task, -torch.inf)
-        result.accuracy["aware"].append(_percent(columns.labels[among.argmax(1)] == said.labels))
-        result.accuracy["agnostic"].append(_percent(columns.labels[own.argmax(1)] == said.labels))
-        if said.drift is not None:
-            result.drift.append(said.drift)
-        if inference.ways:
-            allowed = _right_tasks(stream, said.labels, task, seen, settings)
-            groups = {"single": None, "batch64": draw_groups(task, len(said), settings)}
-            for name, way in inference.ways.items():
-                for mode, members in groups.items():
-                    _enter_routed(result, mode, name, way, inference, said, allowed, members)
-            known.add(said)
-            if seen == last:
-                rng = numpy_stream(settings.run.seed, "sweep", task)
-                chosen = torch.from_numpy(np.sort(rng.permutation(len(said))[: Sweep.SAMPLES]))
-                sweep.add(said.some(chosen).evidence, said.some(chosen).scores, said.labels[chosen])
+    sweep, known, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
+    for tasks in _portions(stream, inference, seen, settings):
+        batches = (_test_batches(network, stream, task, seen, settings, cache) for task in tasks)
+        portion = _Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
+        said = answer(network, chain.from_iterable(batches), inference, drift.watch(portion.owners))
+        opinions, (own, scores) = inference.opinions(said.scores), next(iter(said.scores.items()))
+        aware = opinions[own].labels.gather(1, portion.owners[:, None])[:, 0]
+        agnostic = inference.columns.labels[scores.argmax(1)]
+        result.accuracy["aware"] += portion.percent(aware == said.labels)
+        result.accuracy["agnostic"] += portion.percent(agnostic == said.labels)
+        if not inference.ways:
+            continue
+        allowed = _right_tasks(stream, said.labels, portion.owners, seen, settings)
+        drawn = [draw_groups(task, int(size), settings) for task, size in zip(tasks, portion.sizes, strict=True)]
+        groups = [start + group for start, found in zip(portion.starts, drawn, strict=True) for group in found]
+        for name, way in inference.ways.items():
+            for mode, members in {"single": None, "batch64": groups}.items():
+                routed = inference.route(way, said.evidence[name], opinions[way.expert], members)
+                _enter_routed(result, mode, name, routed, said, allowed, portion)
+                if name == inference.chosen:
+                    result.confusion[mode] += portion.confusion(routed)
+        known.add(said)
+        if seen == last:
+            for task, start, size in zip(tasks, portion.starts, portion.sizes, strict=True):
+                order = numpy_stream(settings.run.seed, "sweep", task).permutation(int(size))[: Sweep.SAMPLES]
+                some = said.some(start + torch.from_numpy(np.sort(order)))
+                sweep.add(some.evidence, some.scores, some.labels)
+    result.drift = drift.by_task(seen)
     if inference.ways:
+        for mode in ROUTED:
+            result.accuracy[mode] = list(result.ways[inference.chosen][mode])
+            result.routing[mode] = list(result.ways[inference.chosen][f"routing_{mode}"])
         result.confidence, result.inside = known.summary(), known.quantiles()
         result.sweeps = sweep.result() if seen == last else {}
     return result
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """The test samples of some tasks in a row, evaluated together."""
+
+    tasks: range
+    sizes: Tensor  # samples of each task
+
+    @cached_property
+    def starts(self) -> Tensor:
+        return self.sizes.cumsum(0) - self.sizes
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """The task of every sample (n,)."""
+        return torch.repeat_interleave(torch.tensor(self.tasks), self.sizes)
+
+    def mean(self, values: Tensor, samples: Tensor | None = None) -> list[float]:
+        """The mean by task of values (m,) that belong to these samples (m,); by default to all of them in order."""
+        owners = (self.owners if samples is None else self.owners[samples]) - self.tasks.start
+        counts = torch.bincount(owners, minlength=len(self.tasks))
+        sums: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
+        return sums.tolist()
+
+    def percent(self, right: Tensor, samples: Tensor | None = None) -> list[float]:
+        return [100 * share for share in self.mean(right, samples)]
+
+    def confusion(self, routed: Routed) -> list[list[int]]:
+        """How often groups of each task were sent to every task."""
+        groups, tasks = routed.decisions.shape
+        owners = torch.zeros(groups, dtype=torch.int64).scatter(0, routed.groups, self.owners[routed.samples])
+        pairs = (owners - self.tasks.start) * tasks + routed.decisions.argmax(1)
+        counts: list[list[int]] = torch.bincount(pairs, minlength=len(self.tasks) * tasks).view(-1, tasks).tolist()
+        return counts
+
+
+def _portions(stream: Stream, inference: Inference, seen: int, settings: Settings) -> Iterator[range]:
+    """Tasks 0…seen in parts of about PORTION numbers: many small tasks together, large ones one by one."""
+    drawn, first, held = settings.evaluate.group * settings.evaluate.draws, 0, 0
+    for task in range(seen + 1):
+        size = max(len(stream.tasks[task].test), drawn) * len(inference.columns.labels)
+        if held and held + size > PORTION:
+            yield range(first, task)
+            first, held = task, 0
+        held += size
+    yield range(first, seen + 1)
+
+
+def _together(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features and labels in batches of at least TOGETHER samples, but for the last."""
+    waiting: list[tuple[Tensor, Tensor]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(len(labels) for _, labels in waiting) >= TOGETHER:
+            yield torch.cat([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
+            waiting = []
+    if waiting:
+        yield torch.cat([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
 
 
 def evaluate_unknown(
@@ -153,61 +231,51 @@ def _test_batches(
 
 
 def _enter_routed(
-    result: Evaluation,
-    mode: str,
-    name: str,
-    way: Way,
-    inference: Inference,
-    said: Answers,
-    allowed: Tensor,
-    groups: Sequence[Tensor] | None,
+    result: Evaluation, mode: str, name: str, routed: Routed, said: Answers, allowed: Tensor, portion: _Portion
 ) -> None:
-    """Score one way: every group is decided by its pooled evidence; without groups every sample alone."""
-    samples, decisions, answers = inference.route(way, said.evidence[name], said.scores, groups)
-    found = decisions.argmax(1)
-    sizes = [1] * len(found) if groups is None else [len(group) for group in groups]
-    tasks = found.repeat_interleave(torch.tensor(sizes))
-    accuracy = _percent(answers == said.labels[samples])
-    right = float(allowed[samples, tasks].double().mean())
-    result.ways[name][mode].append(accuracy)
-    result.ways[name][f"routing_{mode}"].append(right)
-    if name == inference.chosen:
-        result.accuracy[mode].append(accuracy)
-        result.routing[mode].append(right)
-        result.confusion[mode].append(torch.bincount(found, minlength=decisions.shape[1]).tolist())
+    """Score what one way found for the groups of a portion."""
+    samples, found = routed.samples, routed.decisions.argmax(1)
+    result.ways[name][mode] += portion.percent(routed.labels == said.labels[samples], samples)
+    result.ways[name][f"routing_{mode}"] += portion.mean(allowed[samples, found[routed.groups]], samples)
 
 
-class _Drift:
+class Drift:
     """How far the mean of each class lies from its statistics, in standard deviations of a sample.
 
     The mean of n samples lies √(d/n) away by chance alone, which is taken off.
     """
 
-    def __init__(self, inference: Inference, task: int | None) -> None:
-        expert = inference.experts.get(STATISTICS)
-        self._expert = expert if task is not None and isinstance(expert, StatisticsExpert) else None
-        own = torch.isin(inference.columns.tasks, torch.tensor([] if task is None else [task]))
-        self._own = own.nonzero().flatten()
-        self._labels = inference.columns.labels[self._own]
+    def __init__(self, inference: Inference) -> None:
+        expert, self._columns = inference.experts.get(STATISTICS), inference.columns
+        self._expert = expert if isinstance(expert, StatisticsExpert) else None
         if self._expert:
             width = self._expert.gaussians.centres.shape[1]
-            self._sums, self._counts = torch.zeros(len(self._own), width), torch.zeros(len(self._own))
+            self._sums, self._counts = (torch.zeros(len(self._columns.labels), *size) for size in ((width,), ()))
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        if self._expert:
-            rows = (labels[:, None] == self._labels).int().argmax(1)
-            self._sums.index_add_(0, rows, self._expert.whiten(features))
-            self._counts += torch.bincount(rows, minlength=len(self._counts))
+    def watch(self, tasks: Tensor) -> Callable[[Tensor, Tensor], None]:
+        """Takes features and labels of samples of these tasks (n,), part by part in their order."""
+        start = 0
 
-    def result(self) -> float | None:
+        def add(features: Tensor, labels: Tensor) -> None:
+            nonlocal start
+            if self._expert:
+                columns = self._columns.find(labels, tasks[start : start + len(labels)])
+                self._sums.index_add_(0, columns, self._expert.whiten(features))
+                self._counts += torch.bincount(columns, minlength=len(self._counts))
+            start += len(labels)
+
+        return add
+
+    def by_task(self, seen: int) -> list[float]:
+        """For each of the tasks 0…seen; empty without class statistics."""
         if self._expert is None:
-            return None
-        rows = self._expert.rows[self._own]
-        known = self._expert.gaussians.seen[rows] & (self._counts > 0)
-        counts = self._counts[known]
-        apart = self._sums[known] / counts[:, None] - self._expert.gaussians.centres[rows][known]
-        beyond = (apart.square().sum(1) - apart.shape[1] / counts).clamp_min(0).sqrt()
-        return float(beyond.mean()) if len(beyond) else 0.0
+            return []
+        gaussians, rows = self._expert.gaussians, self._expert.rows
+        apart = self._sums / self._counts[:, None] - gaussians.centres[rows]
+        beyond = (apart.square().sum(1) - apart.shape[1] / self._counts).clamp_min(0).sqrt()
+        known = gaussians.seen[rows] & (self._counts > 0)
+        own = [beyond[known & (self._columns.tasks == task)] for task in range(seen + 1)]
+        return [float(values.mean()) if len(values) else 0.0 for values in own]
 
 
 class _Confidence:
@@ -243,24 +311,26 @@ def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
     With enough samples for `draws` groups each sample is in exactly one; else seeded draws of a group each
     (with replacement only when the task has fewer samples than a group).
     """
-    size, draws = settings.evaluate.group, settings.evaluate.draws
-    rng = numpy_stream(settings.run.seed, "groups", task)
+    return _drawn(task, samples, settings.run.seed, settings.evaluate.group, settings.evaluate.draws)
+
+
+@lru_cache(1024)
+def _drawn(task: int, samples: int, seed: int, size: int, draws: int) -> list[Tensor]:
+    rng = numpy_stream(seed, "groups", task)
     if samples >= size * draws:
         return list(torch.from_numpy(rng.permutation(samples)).split(size))
     return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
 
 
-def _right_tasks(stream: Stream, labels: Tensor, task: int, seen: int, settings: Settings) -> Tensor:
+def _right_tasks(stream: Stream, labels: Tensor, tasks: Tensor, seen: int, settings: Settings) -> Tensor:
     """(n, T): tasks that are a right answer for each sample; with class overlap several hold its label."""
     if settings.stream.scenario == "domain":
-        return (torch.arange(seen + 1) == task).expand(len(labels), -1)
-    held = [torch.isin(labels, torch.tensor(stream.tasks[other].classes)) for other in range(seen + 1)]
-    return torch.stack(held, dim=1)
+        return tasks[:, None] == torch.arange(seen + 1)
+    holds = torch.zeros(len(stream.dataset.classes), seen + 1, dtype=torch.bool)
+    for task in range(seen + 1):
+        holds[list(stream.tasks[task].classes), task] = True
+    return holds[labels]
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _percent(correct: Tensor) -> float:
-    return 100 * float(correct.double().mean())

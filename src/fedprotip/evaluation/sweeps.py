@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from fedprotip.inference.groups import mixture
-from fedprotip.inference.ways import Inference, Way
+from fedprotip.inference.ways import Inference, Opinion, Way
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 PURITIES = (1.0, 0.75, 0.5)
 GROUP = 64
+AT_ONCE = 2**20
+"""Numbers of evidence that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -24,26 +26,30 @@ class _Question:
     inference: Inference
     way: Way
     evidence: Tensor  # (n, E)
-    said: Tensor  # (n, C) log p(class | task)
+    opinion: Opinion
     labels: Tensor  # (n,)
 
     def accuracy(self, groups: Tensor, rule: str) -> float:
         """Percent of all samples in groups (g, size) that get their label."""
-        samples = groups.flatten()
-        answers, _ = self.inference.answer(self._tasks(self.evidence[groups], rule).flatten(0, 1), self.said[samples])
-        return 100 * float((answers == self.labels[samples]).double().mean())
+        at_once = max(1, AT_ONCE // self.evidence[groups[0]].numel())
+        return 100 * float(torch.cat([self._right(part, rule) for part in groups.split(at_once)]).double().mean())
+
+    def _right(self, groups: Tensor, rule: str) -> Tensor:
+        """Whether each sample of these groups gets its label."""
+        samples, tasks = groups.flatten(), self._tasks(self.evidence[groups], rule)
+        group = torch.arange(len(samples)) // (len(samples) // len(tasks))
+        answers = self.inference.labels(tasks, group, self.opinion, samples, self.way.hard and rule != "mixture")
+        return answers == self.labels[samples]
 
     def _tasks(self, evidence: Tensor, rule: str) -> Tensor:
-        """log p(task) of every sample of every group (g, size, T)."""
+        """log p(task) of every group (g, T), or of every sample of every group (g·size, T)."""
         groups, size, _ = evidence.shape
         if rule == "mixture":
             temperature = self.inference.calibration.temperature  # `answer` divides by it
-            return (mixture(evidence / temperature) * temperature).float()
+            return (mixture(evidence / temperature) * temperature).float().flatten(0, 1)
         if rule == "alone":
-            alone = evidence.flatten(0, 1)
-            return self.inference.decide(self.way, alone, torch.ones(len(alone))).view(groups, size, -1)
-        pooled = self.inference.decide(self.way, evidence.mean(1), torch.full((groups,), float(size)))
-        return pooled[:, None].expand(-1, size, -1)
+            return self.inference.decide(self.way, evidence.flatten(0, 1), torch.ones(groups * size))
+        return self.inference.decide(self.way, evidence.mean(1), torch.full((groups,), float(size)))
 
 
 class Sweep:
@@ -72,8 +78,9 @@ class Sweep:
         by_size, by_purity = {}, {}
         pure = [self._groups(tasks, size, 1.0) for size in SIZES]
         mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
+        opinions = self._inference.opinions(scores)
         for name, way in self._inference.ways.items():
-            ask = _Question(self._inference, way, evidence[name], self._inference.said(way, scores), labels)
+            ask = _Question(self._inference, way, evidence[name], opinions[way.expert], labels)
             by_size[name] = [ask.accuracy(groups, "pooled") for groups in pure]
             if name in (self._inference.chosen, "cosine"):
                 rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")

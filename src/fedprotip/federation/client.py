@@ -62,8 +62,7 @@ class Workspace:
         samples = self.stream.client_samples(self.task, client)
         rng = numpy_stream(self.settings.run.seed, "batches", self.task, round_, client)
         chance = torch_stream(self.settings.run.seed, "augment", self.task, round_, client)
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        optimizer = build_optimizer(train, parameters)
+        optimizer = build_optimizer(train, [network.get_parameter(name) for name in network.moving])
         constraint = self.method.constraint(network, self.knowledge, self.task)
         losses: list[Tensor] = []
         with ambient_stream(self.settings.run.seed, "train", self.task, round_, client), constraint or nullcontext():
@@ -85,14 +84,14 @@ class Workspace:
                     if constraint:
                         constraint.after_step()
                 losses.append(loss.detach())
-        network.eval()
+        network.backbone.eval()
         wire = Wire(self.settings, self.method, network, self.knowledge, self.task)
         meta = {"samples": len(samples), "loss": torch.stack(losses).mean().item()}
         return Message("model", wire.pack(moving_state(network, self.settings, self.task)), meta)
 
     def summarise(self, client: int, kind: str) -> Message:
         """ExtractBases and UpdateReference of Algorithm 1, or whatever else the method sends at a task's end."""
-        self.network.eval()
+        self.network.backbone.eval()
         local = ClientTask(
             client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed, self.cache
         )
@@ -129,6 +128,7 @@ def release(network: Network, moving: set[str]) -> None:
     """Only these parameters require gradients from here on."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in moving)
+    network.moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
 
 
 def full_state(network: nn.Module) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def full_state(network: nn.Module) -> dict[str, Tensor]:
 
 def moving_state(network: Network, settings: Settings, task: int) -> dict[str, Tensor]:
     """What can change during a task, and so has to travel: trainable parameters and moving statistics."""
-    state: dict[str, Tensor] = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    state = {name: tensor_of(network, name) for name in network.moving}
     for norm in moving_norms(network.backbone, settings.model, task):
         state |= {f"backbone.{norm}.{n}": b for n, b in network.backbone.get_submodule(norm).named_buffers()}
     return state
@@ -146,10 +146,16 @@ def moving_state(network: Network, settings: Settings, task: int) -> dict[str, T
 
 def load_state(network: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Overwrite parameters and buffers by name, in place."""
-    own = dict(chain(network.named_parameters(), network.named_buffers()))
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            tensor_of(network, name).copy_(tensor)
+
+
+def tensor_of(network: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its name, without a look at all the heads there are."""
+    owner, _, last = name.rpartition(".")
+    found: Tensor = getattr(network.get_submodule(owner), last)
+    return found
 
 
 def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,14 +1,15 @@
 """The server: the global model, what is known about past tasks, and where the run stands."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedprotip.federation.average import Average
-from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
+from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release, tensor_of
 from fedprotip.federation.wire import Wire
 from fedprotip.files import Tensors
 from fedprotip.inference.statistics import Gaussians
@@ -88,9 +89,9 @@ class Server:
             self.progress.knows[str(client)] = task - 1
         last, version = self.progress.sent.get(str(client), [None, None])
         if version != self.progress.version:
-            before = self._before_news()
-            missed = set(before) if last is None else set().union(*self.progress.moved[last:])
-            tensors = {START + name: tensor for name, tensor in before.items() if name in missed} | self.news
+            missed = set(full_state(self.network)) if last is None else set().union(*self.progress.moved[last:])
+            before = {name: self._before_news(name) for name in sorted(missed)}
+            tensors = {START + name: tensor for name, tensor in before.items() if tensor is not None} | self.news
             messages.append(Message("model", {name: tensor.detach().cpu() for name, tensor in tensors.items()}))
             self.progress.sent[str(client)] = [task, self.progress.version]
         return messages
@@ -147,14 +148,16 @@ class Server:
 
     def tensors(self) -> dict[str, Tensors]:
         """Groups of tensors for a checkpoint: the model, what moved in this task, each file of the knowledge."""
-        groups: dict[str, Tensors] = {"model": self._before_news()} | ({"news": self.news} if self.news else {})
+        before = {name: self._before_news(name) for name in full_state(self.network)}
+        model = {name: tensor for name, tensor in before.items() if tensor is not None}
+        groups: dict[str, Tensors] = {"model": model} | ({"news": self.news} if self.news else {})
         for name, tensor in self.knowledge.items():
             if not name.startswith(START):
                 groups.setdefault(name.partition("/")[0], {})[name] = tensor
         return groups
 
     def state(self) -> dict[str, Any]:
-        return asdict(self.progress)
+        return dict(vars(self.progress))
 
     def restore(self, state: dict[str, Any], groups: dict[str, Tensors]) -> None:
         """Exactly the server that made the checkpoint."""
@@ -175,10 +178,10 @@ class Server:
     def _wire(self, task: int) -> Wire:
         return Wire(self.settings, self.method, self.network, self.knowledge, task)
 
-    def _before_news(self) -> Tensors:
-        """What the news do not replace: tensors that have not moved in this task, and W^(t,0) below a change."""
-        start = {name.removeprefix(START): t for name, t in self.knowledge.items() if name.startswith(START)}
-        return {name: t for name, t in full_state(self.network).items() if name not in self.news} | start
+    def _before_news(self, name: str) -> Tensor | None:
+        """A tensor that has not moved in this task, or W^(t,0) below a change; None where the news replace it."""
+        start = self.knowledge.get(START + name)
+        return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
 
 
 def device_of(name: str) -> torch.device:

@@ -10,28 +10,29 @@ CHUNK = 2**17
 """Similarities that are held at a time, so that a thousand voters need no more memory than ten."""
 
 
-def reference(moment: Tensor, samples: int, basis: Tensor) -> float:
-    """Eq. 11: ω^(τ,t), the root mean square of ‖U_t U_tᵀ a‖ over a client's features of task τ.
+def stacked(bases: Sequence[Tensor]) -> Tensor:
+    """Routing bases (d, r_t) side by side as (T, d, r), float64; columns that a basis does not have are zero."""
+    rank = max(basis.shape[1] for basis in bases)
+    return torch.stack([torch.nn.functional.pad(basis.double(), (0, rank - basis.shape[1])) for basis in bases])
+
+
+def references(moments: Tensor, sums: Tensor, samples: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 11: ω^(τ,t), the root mean square of ‖U_t U_tᵀ a‖ over a client's features of task τ, for all τ and t (S, T);
+    and the variance of ‖U_t U_tᵀ a‖² over them, if they are normal: 2·tr(C²) + 4·mᵀCm for m, C within U_t.
 
     Args:
-        moment: Σ a aᵀ over its features (d, d); samples: their number n; basis: U_L^(t) (d, r).
+        moments: Σ a aᵀ over its features of each task τ (S, d, d); sums: Σ a (S, d); samples: their numbers n (S,).
+        bases: U_L^(t) of each task t as `stacked` (T, d, r).
 
     No feature is needed: ‖UUᵀA‖² = tr(UᵀAAᵀU). Divided by n, a group of 3 and one of 64 are comparable.
     """
-    basis = basis.double()
-    return ((basis * (moment.double() @ basis)).sum().clamp_min(0) / samples).sqrt().item()
-
-
-def energy_variance(moment: Tensor, total: Tensor, samples: int, basis: Tensor) -> float:
-    """Variance of ‖UUᵀa‖² over a client's features, if they are normal: 2·tr(S²) + 4·mᵀSm for m, S within U.
-
-    Args:
-        moment: Σ a aᵀ (d, d); total: Σ a (d,); samples: their number n; basis: U_L^(t) (d, r).
-    """
-    basis = basis.double()
-    mean = total.double() @ basis / samples
-    within = basis.T @ (moment.double() @ basis) / samples - torch.outer(mean, mean)
-    return (2 * within.square().sum() + 4 * mean @ within @ mean).clamp_min(0).item()
+    n = samples.double()[:, None, None, None]
+    within = bases.mT @ (moments.double()[:, None] @ bases) / n  # (S, T, r, r)
+    means = sums.double()[:, None, None] @ bases / n  # (S, T, 1, r)
+    values = within.diagonal(dim1=2, dim2=3).sum(2).clamp_min(0).sqrt()
+    scatter = within - means.mT @ means
+    variances = 2 * scatter.square().sum((2, 3)) + 4 * (means @ scatter @ means.mT)[:, :, 0, 0]
+    return values, variances.clamp_min(0)
 
 
 def energies(features: Tensor, bases: Sequence[Tensor]) -> Tensor:

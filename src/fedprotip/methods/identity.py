@@ -2,12 +2,13 @@
 server makes of it. All of it are sums or small tables; features stay where they are."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
-from fedprotip.inference.route import CosineRouter, energy_variance, fill_missing, reference
+from fedprotip.inference.route import CosineRouter, fill_missing, references, stacked
 from fedprotip.inference.ways import Inference, RelevanceGaussians
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Knowledge
@@ -20,6 +21,8 @@ PARTS = ("values", "variances", "counts")
 """Tensors of a reference message."""
 TOLD = "references"
 """Where a client keeps what it told last."""
+MOMENTS = 2**20
+"""Numbers of second moments that are looked at together: many of few features, few of many."""
 UNKNOWN = 100.0
 """Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
 
@@ -68,21 +71,20 @@ def refer(local: ClientTask) -> Message:
     known = len(before["counts"]) if before else 0
     if before:
         values[:known, :known], variances[:known, :known] = before["values"], before["variances"]
-    for task in range(len(routing)):
-        kept = kept_moments(local, task)
-        if kept is not None:
-            counts[task] = kept["samples"]
-            for other in range(known if task < known else 0, len(routing)):
-                values[task, other], variances[task, other] = _relevance(kept, routing[other])
+    bases, together = stacked(routing), max(1, MOMENTS // len(routing[0]) ** 2)
+    for new, tasks in ((slice(known, None), range(known)), (slice(None), range(known, len(routing)))):
+        kept = ((task, found) for task in tasks if (found := kept_moments(local, task)) is not None)
+        while some := dict(islice(kept, together)):
+            rows = list(some)
+            moments, sums, counts[rows] = (
+                torch.stack([found[part] for found in some.values()]) for part in ("moment", "sum", "samples")
+            )
+            values[rows, new], variances[rows, new] = (
+                part.float() for part in references(moments, sums, counts[rows], bases[new])
+            )
     told = dict(zip(PARTS, (values, variances, counts), strict=True))
     local.store.put(local.client, TOLD, told)
     return Message(REFERENCE, told)
-
-
-def _relevance(kept: dict[str, Tensor], basis: Tensor) -> tuple[float, float]:
-    """A client's reference value for a basis, and the variance of the energies behind it."""
-    moment, samples = kept["moment"], int(kept["samples"])
-    return reference(moment, samples, basis), energy_variance(moment, kept["sum"], samples, basis)
 
 
 def check_references(message: Message, task: int) -> None:

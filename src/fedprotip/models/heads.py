@@ -52,6 +52,7 @@ class Network(nn.Module):
         self.shared_head = shared_head
         self.heads = nn.ModuleList()
         self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
+        self.moving: list[str] = []  # parameters that a task may move; the others need no gradient
 
     def add_head(self, labels: Sequence[int], seed: int, task: int) -> None:
         """Grow by the head of a new task; a shared head is made once."""
