@@ -290,8 +290,8 @@ class Inference:
         else:
             samples, sizes = torch.cat(list(groups)), torch.tensor([len(members) for members in groups])
             group = torch.repeat_interleave(sizes)
-        pooled = evidence.new_zeros(len(sizes), evidence.shape[1]).index_add_(0, group, evidence[samples])
-        decisions = self.decide(way, pooled / sizes[:, None], sizes.float())
+        pooled = torch.nn.functional.embedding_bag(samples, evidence, sizes.cumsum(0) - sizes, mode="mean")
+        decisions = self.decide(way, pooled, sizes.float())
         return Routed(samples, group, decisions, self.labels(decisions, group, opinion, samples, way.hard))
 
     def labels(self, tasks: Tensor, group: Tensor, opinion: Opinion, samples: Tensor, hard: bool) -> Tensor:
