@@ -44,7 +44,7 @@ TINY = {
     "task": TaskSize(repeats=1, train=4, test=2, rounds=1, overrides=RUN),
     "evaluate": EvaluateSize(repeats=1, tasks=2, images=3, side=8, clients=3, directions=3, model=MODEL),
     "clients": ClientsSize(repeats=2, clients=(3, 6), width=16, samples=24),
-    "tasks": TasksSize(repeats=2, tasks=4, window=2, width=16, train=6, test=3),
+    "tasks": TasksSize(repeats=2, tasks=4, rounds=2, epochs=2, window=2, width=16, train=6, test=3),
     "resume": ResumeSize(repeats=1, train=4, overrides=RUN),
 }
 KEYS = {"case", "ours_seconds", "textbook_seconds", "speedup", "ours_peak_mb", "textbook_peak_mb", "agreement"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedprotip.inference.groups import mixture
@@ -21,6 +21,7 @@ def likelihoods(tasks, seed=0, apart=2.0, total=4):
 
 @settings(max_examples=25)
 @given(seeds, st.integers(1, 6), st.sampled_from([0.1, 3.0, 300.0]))
+@example(541, 6, 3.0)
 def test_one_sample_is_decided_as_if_alone(seed, tasks, scale):
     evidence = scale * torch.tensor(np.random.default_rng(seed).standard_normal((1, tasks)))
     assert mixture(evidence)[0].tolist() == pytest.approx(evidence.log_softmax(1)[0].tolist(), rel=1e-6, abs=1e-6)

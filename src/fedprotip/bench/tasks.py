@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from fedprotip import api
 from fedprotip.bench import federated, inputs, textbook
 from fedprotip.bench.base import Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
+from fedprotip.evaluation.anchors import EPOCHS, rounds
 from fedprotip.federation.client import full_state
 from fedprotip.files import size_of
 from fedprotip.models import build_network
@@ -27,8 +28,10 @@ PLAIN = Target("times the first tasks' time, textbook", "lower")
 
 @dataclass(frozen=True)
 class TasksSize(Size):
-    repeats: int = 3
+    repeats: int = 1  # its figures compare tasks of one run
     tasks: int = 100
+    rounds: int = rounds("cifar100", "resnet18")  # of a task, and epochs of a round: the paper's
+    epochs: int = EPOCHS
     window: int = 5  # tasks at either end whose median is compared; the very first one has no bases yet
     width: int = 64
     train: int = 40  # images per class, two classes a task
@@ -57,7 +60,7 @@ BENCHMARK = Benchmark(
     "tasks",
     "From one to a hundred tasks: a perceptron, three clients",
     TasksSize(),
-    TasksSize(repeats=1, tasks=24),
+    TasksSize(tasks=24, rounds=2, epochs=2),
     cases,
     rows,
 )
@@ -77,7 +80,7 @@ def _settings(size: TasksSize, folder: Path) -> Settings:
         "stream": {"tasks": size.tasks, "task_size": 2},
         "clients": {"count": size.clients, "partition": "iid"},
         "model": {"name": "mlp", "width": size.width, "depth": 2},
-        "train": {"rounds": 2, "epochs": 2, "batch": 16, "lr": 0.02},
+        "train": {"rounds": size.rounds, "epochs": size.epochs, "batch": 16, "lr": 0.02},
         "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy", "increment": 0.0},
     }
     return load(wanted)

@@ -112,6 +112,7 @@ def evaluate(
         result.confusion = {mode: [] for mode in ROUTED}
         keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]
         result.ways = {name: {key: [] for key in keys} for name in inference.ways}
+    right = _right_tasks(stream, seen, settings)
     sweep, known, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
     for tasks in _portions(stream, inference, seen, settings):
         batches = (_test_batches(network, stream, task, seen, settings, cache) for task in tasks)
@@ -124,7 +125,7 @@ def evaluate(
         result.accuracy["agnostic"] += portion.percent(agnostic == said.labels)
         if not inference.ways:
             continue
-        allowed = _right_tasks(stream, said.labels, portion.owners, seen, settings)
+        allowed = right(said.labels, portion.owners)
         drawn = [draw_groups(task, int(size), settings) for task, size in zip(tasks, portion.sizes, strict=True)]
         groups = [start + group for start, found in zip(portion.starts, drawn, strict=True) for group in found]
         for name, way in inference.ways.items():
@@ -322,14 +323,17 @@ def _drawn(task: int, samples: int, seed: int, size: int, draws: int) -> list[Te
     return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
 
 
-def _right_tasks(stream: Stream, labels: Tensor, tasks: Tensor, seen: int, settings: Settings) -> Tensor:
-    """(n, T): tasks that are a right answer for each sample; with class overlap several hold its label."""
+def _right_tasks(stream: Stream, seen: int, settings: Settings) -> Callable[[Tensor, Tensor], Tensor]:
+    """From labels and tasks of samples (n,) to the tasks that are a right answer for them (n, T).
+
+    With class overlap several tasks hold a label.
+    """
     if settings.stream.scenario == "domain":
-        return tasks[:, None] == torch.arange(seen + 1)
+        return lambda labels, tasks: tasks[:, None] == torch.arange(seen + 1)
     holds = torch.zeros(len(stream.dataset.classes), seen + 1, dtype=torch.bool)
     for task in range(seen + 1):
         holds[list(stream.tasks[task].classes), task] = True
-    return holds[labels]
+    return lambda labels, tasks: holds[labels]
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ def mixture(evidence: Tensor) -> Tensor:
     better by log(n)/2 for each of them. Then a pure group decides as one, and in a mixed one every sample for itself.
     """
     scores, (n, tasks) = evidence.double(), evidence.shape[-2:]
+    if n == 1:  # of one task, whatever shares fit it best
+        return scores.log_softmax(-1)
     together = scores.sum(-2, keepdim=True)
     shares = scores.new_full((*scores.shape[:-2], 1, tasks), 1 / tasks)
     for _ in range(STEPS):

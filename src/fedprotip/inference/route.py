@@ -37,9 +37,9 @@ def references(moments: Tensor, sums: Tensor, samples: Tensor, bases: Tensor) ->
 
 def energies(features: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """‖U_t U_tᵀ a‖² of every feature (n, d) for every task's routing basis: (n, T)."""
-    sizes = [basis.shape[1] for basis in bases]
-    coordinates = (features @ torch.cat(list(bases), dim=1).to(features)).square()
-    return torch.stack([part.sum(1) for part in coordinates.split(sizes, dim=1)], dim=1)
+    coordinates = features @ torch.cat(list(bases), dim=1).to(features)
+    own = torch.repeat_interleave(torch.tensor([basis.shape[1] for basis in bases]))  # the task of every column
+    return features.new_zeros(len(features), len(bases)).index_add_(1, own.to(features.device), coordinates.square())
 
 
 def relevance(energy: Tensor) -> Tensor:

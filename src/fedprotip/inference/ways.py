@@ -98,7 +98,9 @@ class HeadExpert:
     tasks: int
 
     def __call__(self, features: Tensor) -> Tensor:
-        return torch.cat([self.network.logits(features, task) for task in range(self.tasks)], dim=1).cpu()
+        heads = [self.network.heads[self.network.head_of(task)] for task in range(self.tasks)]
+        weights, biases = (torch.cat([getattr(head, part) for head in heads]) for part in ("weight", "bias"))
+        return torch.nn.functional.linear(features, weights, biases).cpu()
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,7 @@ class Inference:
             task = tasks.argmax(1)[group]
             sure = opinion.best[samples, task]
         elif self.columns.distinct:
-            sure, task = (tasks[group] + opinion.best[samples]).max(1)
+            sure, task = opinion.best[samples].add_(tasks[group]).max(1)
         else:
             return self.answer(tasks[group], opinion.classes[samples])[0]
         return torch.where(sure == -torch.inf, self.columns.known[0][0], opinion.labels[samples, task])

@@ -22,6 +22,10 @@ FAINT = 1e-3
 """A routing direction with less than this share of ‖a‖ would tell nobody which task a feature belongs to."""
 
 
+BLOCK = 128
+"""Rows of a Gram matrix that are computed together."""
+
+
 SPARE = 8
 """Random combinations beyond the rank of a range that is looked for."""
 
@@ -108,10 +112,21 @@ def left_svd(a: Tensor, floor: float = 0.0, rank: Callable[[Tensor], int] = len)
     Works on the smaller Gram matrix (a aᵀ or aᵀa) in float64. `rank` says from the values how many vectors are
     wanted. Those of faint values are only nearly orthonormal, so `orthonormalise` or `leave` comes next.
     """
-    wide, exact = a.shape[1] >= a.shape[0], a.double()
-    sigma, vectors = spectrum(exact @ exact.T if wide else exact.T @ exact, floor)
+    wide = a.shape[1] >= a.shape[0]
+    sigma, vectors = spectrum(_gram(a if wide else a.T), floor)
     vectors = vectors[:, : rank(sigma)]
     return (vectors.to(a.dtype) if wide else a @ (vectors / sigma[: vectors.shape[1]]).to(a.dtype)), sigma
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """a aᵀ (n, n) in float64 for rows a (n, m): what lies above the diagonal is computed, the rest mirrored."""
+    rows = rows.double()
+    gram = rows.new_empty(len(rows), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        stop = start + BLOCK
+        gram[start:stop, start:] = rows[start:stop] @ rows[start:].T
+        gram[stop:, start:stop] = gram[start:stop, stop:].T
+    return gram
 
 
 def orthonormalise(u: Tensor) -> Tensor:
@@ -132,7 +147,7 @@ def core_basis(a: Tensor, earlier: Earlier, threshold: float, rule: RankRule) ->
         rule: `mass` (Eq. 9) or `energy` (GPM).
     """
     earlier = Projector.of(earlier)
-    norm = torch.linalg.vector_norm(a, dtype=torch.float64).item()
+    norm = torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=0).double()).item()
 
     def captured(sigma: Tensor) -> float:
         return max(norm**2 - sigma.square().sum().item(), 0.0)
