@@ -129,6 +129,27 @@ def test_stopped_between_the_start_of_a_later_task_and_its_first_round(tmp_path,
     assert results(tmp_path / "r") == results(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("projection", ["local", "global"])
+def test_stopped_after_a_first_round_without_any_update(tmp_path, monkeypatch, projection):
+    """Then only the head has moved in the task; all other tensors begin where they are, and Φ is respected."""
+    train = Workspace.train
+
+    def fails(self, client, round_):
+        if (self.task, round_) == (1, 0):
+            raise ValueError("no power")
+        return train(self, client, round_)
+
+    monkeypatch.setattr(Workspace, "train", fails)
+    settings = settings_of("fedprotip", f"method.projection={projection}", "train.rounds=3")
+    fedprotip.run(settings, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3 * 3 + 3 + 1)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(settings, out=tmp_path / "r")
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+
+
 def test_with_nothing_told_the_head_begins_at_random(tmp_path, starts):
     fedprotip.run(settings_of("fedavg", "statistics.minimum=1000000"), out=tmp_path / "r")
     silent = [head for _, head in starts]

@@ -10,9 +10,10 @@ import fedprotip
 from fedprotip.capture import find_layers
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
 from fedprotip.federation.local import LocalEngine
-from fedprotip.federation.wire import START, Wire
+from fedprotip.federation.wire import Wire
 from fedprotip.messages import Message
 from fedprotip.methods import create_method
+from fedprotip.methods.base import START
 from fedprotip.models import build_network
 from fedprotip.models.heads import _builders
 from fedprotip.stream import build_stream

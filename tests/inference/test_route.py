@@ -8,19 +8,19 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedprotip.inference.route import CosineRouter, energies, fill_missing, references, relevance, stacked
+from fedprotip.inference.route import CosineRouter, energies, fill_missing, references, relevance
 from tests.subspace.reference import random_basis
 
 seeds = st.integers(0, 5000)
 
 
 def reference(moment, samples, basis):
-    values, _ = references(moment[None], torch.zeros(1, len(moment)), torch.tensor([samples]), stacked([basis]))
+    values, _ = references(moment[None], torch.zeros(1, len(moment)), torch.tensor([samples]), [basis])
     return values.item()
 
 
 def energy_variance(moment, total, samples, basis):
-    _, variances = references(moment[None], total[None], torch.tensor([samples]), stacked([basis]))
+    _, variances = references(moment[None], total[None], torch.tensor([samples]), [basis])
     return variances.item()
 
 
@@ -55,7 +55,7 @@ def test_references_to_bases_of_different_ranks_are_those_to_each_alone(seed, d,
     features = [torch.tensor(rng.standard_normal((n + more, d))) for more in range(3)]
     bases, moments = bases_of(rng, d, rng.integers(1, d + 1, 4)), [part.T @ part for part in features]
     sums, samples = torch.stack([part.sum(0) for part in features]), torch.tensor([n, n + 1, n + 2])
-    values, variances = references(torch.stack(moments), sums, samples, stacked(bases))
+    values, variances = references(torch.stack(moments), sums, samples, bases)
     for task, moment in enumerate(moments):
         assert values[task].tolist() == pytest.approx([reference(moment, n + task, basis) for basis in bases])
         alone = [energy_variance(moment, sums[task], n + task, basis) for basis in bases]

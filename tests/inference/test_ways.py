@@ -93,7 +93,6 @@ def test_heads_answer_in_the_order_of_columns_and_a_shared_head_for_every_task()
         own.add_head(classes, 0, task)
         shared.add_head((0, 1), 0, task)
     found = HeadExpert(own, 3)(features)
-    assert torch.equal(found, torch.cat([head(features) for head in own.heads], 1))
     torch.testing.assert_close(found, torch.cat([head(features) for head in own.heads], 1))
     torch.testing.assert_close(HeadExpert(shared, 2)(features), shared.heads[0](features).repeat(1, 2))
 
@@ -282,7 +281,7 @@ def test_groups_of_one_are_single_samples(seed, hard):
 
 
 @settings(max_examples=50)
-@given(seeds, st.sampled_from([True, False]), st.sampled_from([CLASSES, ((0, 1), (1, 2), (0, 2, 3))]), st.booleans())
+@given(seeds, st.sampled_from([True, False]), st.sampled_from([CLASSES, ((0, 1), (1, 2), (1, 3))]), st.booleans())
 def test_labels_found_quickly_are_those_of_the_whole_posterior(seed, hard, classes, withheld):
     """A task's best class is enough where it is hard or no label stands in two tasks; else all is summed."""
     inference = by(Way(Told(), HEADS, hard), classes)

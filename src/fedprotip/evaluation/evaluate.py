@@ -119,9 +119,11 @@ def evaluate(
         portion = _Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
         said = answer(network, chain.from_iterable(batches), inference, drift.watch(portion.owners))
         opinions, (own, scores) = inference.opinions(said.scores), next(iter(said.scores.items()))
-        aware = opinions[own].labels.gather(1, portion.owners[:, None])[:, 0]
+        owner = portion.owners[:, None]
+        aware = opinions[own].labels.gather(1, owner) == said.labels[:, None]
+        aware &= opinions[own].best.gather(1, owner) > -torch.inf  # no answer is a wrong one
         agnostic = inference.columns.labels[scores.argmax(1)]
-        result.accuracy["aware"] += portion.percent(aware == said.labels)
+        result.accuracy["aware"] += portion.percent(aware[:, 0])
         result.accuracy["agnostic"] += portion.percent(agnostic == said.labels)
         if not inference.ways:
             continue

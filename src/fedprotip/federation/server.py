@@ -63,8 +63,8 @@ class Server:
         release(self.network, self.method.trainable(self.network, self.knowledge, task))
         state = moving_state(self.network, self.settings, task)
         self.wire = self._wire(task)
+        self.wire.begin({name: tensor for name, tensor in state.items() if name not in self.news})
         if not self.news:
-            self.wire.begin(state)
             for last in self.progress.sent.values():  # clients with the final model lack nothing of earlier tasks
                 last[0] = task if last[1] == self.progress.version else last[0]
         self._specs = self.wire.specs(state)
@@ -160,11 +160,11 @@ class Server:
         return dict(vars(self.progress))
 
     def restore(self, state: dict[str, Any], groups: dict[str, Tensors]) -> None:
-        """Exactly the server that made the checkpoint."""
+        """Exactly the server that made the checkpoint; copies, as what is read is not aligned like other tensors."""
         self.progress = Progress(**state)
         for name in groups:
             if name not in ("model", "news", "geometry"):
-                self.knowledge.update(groups[name])
+                self.knowledge.update({key: tensor.clone() for key, tensor in groups[name].items()})
         model, self.news = groups["model"], groups.get("news", {})
         heads = {name.split(".")[1] for name in [*model, *self.news] if name.startswith("heads.")}
         if heads:
@@ -172,7 +172,8 @@ class Server:
         load_state(self.network, model)
         if self.news:
             device = next(self.network.parameters()).device
-            self.knowledge.update({START + name: model[name].to(device) for name in self.news if name in model})
+            start = {START + name: model[name].to(device, copy=True) for name in self.news if name in model}
+            self.knowledge.update(start)
             load_state(self.network, self._wire(self.progress.task).unpack(self.news))
 
     def _wire(self, task: int) -> Wire:

@@ -243,6 +243,8 @@ class Trainer:
         known = self.workspace.knowledge  # the same dictionary always: projectors continue those of the task before
         known.clear()
         known.update({name: tensor.clone() for name, tensor in _part(message, "knowledge/").items()})
+        device = next(self.workspace.network.parameters()).device
+        known.update({name: tensor.to(device) for name, tensor in known.items() if name.startswith(START)})
         self.workspace.begin_task(message.meta["task"])
         load_state(self.workspace.network, _part(message, "model/"))
 

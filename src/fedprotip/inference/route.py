@@ -10,36 +10,36 @@ CHUNK = 2**17
 """Similarities that are held at a time, so that a thousand voters need no more memory than ten."""
 
 
-def stacked(bases: Sequence[Tensor]) -> Tensor:
-    """Routing bases (d, r_t) side by side as (T, d, r), float64; columns that a basis does not have are zero."""
-    rank = max(basis.shape[1] for basis in bases)
-    return torch.stack([torch.nn.functional.pad(basis.double(), (0, rank - basis.shape[1])) for basis in bases])
-
-
-def references(moments: Tensor, sums: Tensor, samples: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+def references(moments: Tensor, sums: Tensor, samples: Tensor, bases: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Eq. 11: ω^(τ,t), the root mean square of ‖U_t U_tᵀ a‖ over a client's features of task τ, for all τ and t (S, T);
     and the variance of ‖U_t U_tᵀ a‖² over them, if they are normal: 2·tr(C²) + 4·mᵀCm for m, C within U_t.
 
     Args:
         moments: Σ a aᵀ over its features of each task τ (S, d, d); sums: Σ a (S, d); samples: their numbers n (S,).
-        bases: U_L^(t) of each task t as `stacked` (T, d, r).
+        bases: U_L^(t) of each task t, (d, r_t).
 
     No feature is needed: ‖UUᵀA‖² = tr(UᵀAAᵀU). Divided by n, a group of 3 and one of 64 are comparable.
     """
-    n = samples.double()[:, None, None, None]
-    within = bases.mT @ (moments.double()[:, None] @ bases) / n  # (S, T, r, r)
-    means = sums.double()[:, None, None] @ bases / n  # (S, T, 1, r)
-    values = within.diagonal(dim1=2, dim2=3).sum(2).clamp_min(0).sqrt()
-    scatter = within - means.mT @ means
-    variances = 2 * scatter.square().sum((2, 3)) + 4 * (means @ scatter @ means.mT)[:, :, 0, 0]
+    whole, own = torch.cat(list(bases), dim=1).double(), _owners(bases).double()  # (d, R), (R, T)
+    n = samples.double()[:, None, None]
+    within = whole.T @ (moments.double() @ whole) / n  # (S, R, R), of which the blocks of single tasks count
+    means = sums.double()[:, None] @ whole / n  # (S, 1, R)
+    values = (within.diagonal(dim1=1, dim2=2) @ own).clamp_min(0).sqrt()
+    scatter = (within - means.mT @ means) * (own @ own.T)
+    variances = (2 * scatter.square().sum(2) + 4 * (means @ scatter * means)[:, 0]) @ own
     return values, variances.clamp_min(0)
 
 
 def energies(features: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """‖U_t U_tᵀ a‖² of every feature (n, d) for every task's routing basis: (n, T)."""
     coordinates = features @ torch.cat(list(bases), dim=1).to(features)
-    own = torch.repeat_interleave(torch.tensor([basis.shape[1] for basis in bases]))  # the task of every column
-    return features.new_zeros(len(features), len(bases)).index_add_(1, own.to(features.device), coordinates.square())
+    return coordinates.square() @ _owners(bases).to(features)
+
+
+def _owners(bases: Sequence[Tensor]) -> Tensor:
+    """Of which task each column of all bases is: (R, T), one 1 in every row."""
+    tasks = torch.repeat_interleave(torch.tensor([basis.shape[1] for basis in bases]))
+    return torch.nn.functional.one_hot(tasks, len(bases))
 
 
 def relevance(energy: Tensor) -> Tensor:

@@ -307,10 +307,12 @@ class Inference:
             task = tasks.argmax(1)[group]
             sure = opinion.best[samples, task]
         elif self.columns.distinct:
-            sure, task = opinion.best[samples].add_(tasks[group]).max(1)
+            sure, task = (tasks[group] + opinion.best[samples]).max(1)
         else:
             return self.answer(tasks[group], opinion.classes[samples])[0]
-        return torch.where(sure == -torch.inf, self.columns.known[0][0], opinion.labels[samples, task])
+        known, places = self.columns.known
+        commonest = known[torch.bincount(places).argmax()]  # where nobody knows, all columns are alike
+        return torch.where(sure == -torch.inf, commonest, opinion.labels[samples, task])
 
     def joint(self, evidence: dict[str, Tensor], scores: dict[str, Tensor]) -> Tensor:
         """log p(task, class) of samples that come alone (n, C), by the chosen way, before any calibration."""

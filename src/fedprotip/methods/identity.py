@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
-from fedprotip.inference.route import CosineRouter, fill_missing, references, stacked
+from fedprotip.inference.route import CosineRouter, fill_missing, references
 from fedprotip.inference.ways import Inference, RelevanceGaussians
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Knowledge
@@ -71,7 +71,7 @@ def refer(local: ClientTask) -> Message:
     known = len(before["counts"]) if before else 0
     if before:
         values[:known, :known], variances[:known, :known] = before["values"], before["variances"]
-    bases, together = stacked(routing), max(1, MOMENTS // len(routing[0]) ** 2)
+    together = max(1, MOMENTS // len(routing[0]) ** 2)
     for new, tasks in ((slice(known, None), range(known)), (slice(None), range(known, len(routing)))):
         kept = ((task, found) for task in tasks if (found := kept_moments(local, task)) is not None)
         while some := dict(islice(kept, together)):
@@ -80,7 +80,7 @@ def refer(local: ClientTask) -> Message:
                 torch.stack([found[part] for found in some.values()]) for part in ("moment", "sum", "samples")
             )
             values[rows, new], variances[rows, new] = (
-                part.float() for part in references(moments, sums, counts[rows], bases[new])
+                part.float() for part in references(moments, sums, counts[rows], routing[new])
             )
     told = dict(zip(PARTS, (values, variances, counts), strict=True))
     local.store.put(local.client, TOLD, told)
