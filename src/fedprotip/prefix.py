@@ -19,6 +19,7 @@ from fedprotip.models.norms import moving_norms
 from fedprotip.models.steps import Hidden, Inputs, run_steps, still_steps
 from fedprotip.settings import Settings
 from fedprotip.stream import Batch, Stream
+from fedprotip.stream.batches import pieces
 
 InputBatch = tuple[Inputs, Tensor]
 """Images or rows of a prefix, and global labels (n,)."""
@@ -155,8 +156,7 @@ class PrefixCache:
         return Path(self._files.name) / f"{key[0]}-{key[1]}-{self._steps}"
 
     def _pieces(self, numbers: np.ndarray) -> list[np.ndarray]:
-        size = min(self._settings.evaluate.batch, PIECE)
-        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        return pieces(numbers, min(self._settings.evaluate.batch, PIECE))
 
 
 class Rows:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedprotip.evaluation.confidence import auroc
-from fedprotip.evaluation.evaluate import Drift, answer, evaluate, evaluate_unknown
+from fedprotip.evaluation.drift import Drift
+from fedprotip.evaluation.evaluate import answer, evaluate, evaluate_unknown
 from fedprotip.inference.statistics import FeatureMap, Sums
 from fedprotip.inference.ways import HEADS, STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
 from fedprotip.models import Network

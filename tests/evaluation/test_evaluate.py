@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedprotip.evaluation.evaluate import Evaluation, answer, draw_groups, evaluate
+from fedprotip.evaluation.evaluate import Evaluation, answer, evaluate
+from fedprotip.evaluation.portions import draw_groups
 from fedprotip.inference.route import CosineRouter
 from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference, Router, Way, with_cosine
 from fedprotip.models import Network
@@ -152,7 +153,7 @@ def test_tasks_evaluated_together_are_those_evaluated_one_by_one(monkeypatch, po
     settings, found, network = world(counts=(7, 5, 3, 6, 4, 9, 2, 8), tasks=4)
     inference = by_cosine(network, found, 0, 3)
     whole = evaluate(network, found, inference, 3, settings)
-    monkeypatch.setattr("fedprotip.evaluation.evaluate.PORTION", portion)
+    monkeypatch.setattr("fedprotip.evaluation.portions.PORTION", portion)
     monkeypatch.setattr("fedprotip.evaluation.evaluate.TOGETHER", 3)
     parts = evaluate(network, found, inference, 3, settings)
     assert parts.confidence.pop("ece") == pytest.approx(whole.confidence.pop("ece"))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedprotip.evaluation.evaluate import draw_groups
+from fedprotip.evaluation.portions import draw_groups
 from fedprotip.federation.client import build_optimizer, local_batches
 from fedprotip.inference.route import CosineRouter
 from fedprotip.models import Network

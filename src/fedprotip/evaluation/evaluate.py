@@ -7,7 +7,6 @@ test samples of one task. All ways to predict the task are scored on the same pa
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -17,18 +16,19 @@ from torch import Tensor
 
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.confidence import summary as confidence_summary
+from fedprotip.evaluation.drift import Drift
+from fedprotip.evaluation.portions import Portion, draw_groups, portions
 from fedprotip.evaluation.sweeps import Sweep
-from fedprotip.inference.ways import STATISTICS, Inference, Routed, StatisticsExpert
+from fedprotip.inference.ways import Inference, Routed
 from fedprotip.models import Network
 from fedprotip.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
+from fedprotip.stream.batches import pieces
 
 ROUTED = ("single", "batch64")
 QUANTILES = 500
-PORTION = 2**21
-"""Scores of test samples that are evaluated at once, as far as single tasks allow."""
 TOGETHER = 256
 """Samples that are scored at once, of however many tasks."""
 
@@ -114,9 +114,9 @@ def evaluate(
         result.ways = {name: {key: [] for key in keys} for name in inference.ways}
     right = _right_tasks(stream, seen, settings)
     sweep, known, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
-    for tasks in _portions(stream, inference, seen, settings):
+    for tasks in portions(stream, len(inference.columns.labels), seen, settings):
         batches = (_test_batches(network, stream, task, seen, settings, cache) for task in tasks)
-        portion = _Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
+        portion = Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
         said = answer(network, chain.from_iterable(batches), inference, drift.watch(portion.owners))
         opinions, (own, scores) = inference.opinions(said.scores), next(iter(said.scores.items()))
         owner = portion.owners[:, None]
@@ -152,53 +152,6 @@ def evaluate(
     return result
 
 
-@dataclass(frozen=True)
-class _Portion:
-    """The test samples of some tasks in a row, evaluated together."""
-
-    tasks: range
-    sizes: Tensor  # samples of each task
-
-    @cached_property
-    def starts(self) -> Tensor:
-        return self.sizes.cumsum(0) - self.sizes
-
-    @cached_property
-    def owners(self) -> Tensor:
-        """The task of every sample (n,)."""
-        return torch.repeat_interleave(torch.tensor(self.tasks), self.sizes)
-
-    def mean(self, values: Tensor, samples: Tensor | None = None) -> list[float]:
-        """The mean by task of values (m,) that belong to these samples (m,); by default to all of them in order."""
-        owners = (self.owners if samples is None else self.owners[samples]) - self.tasks.start
-        counts = torch.bincount(owners, minlength=len(self.tasks))
-        sums: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
-        return sums.tolist()
-
-    def percent(self, right: Tensor, samples: Tensor | None = None) -> list[float]:
-        return [100 * share for share in self.mean(right, samples)]
-
-    def confusion(self, routed: Routed) -> list[list[int]]:
-        """How often groups of each task were sent to every task."""
-        groups, tasks = routed.decisions.shape
-        owners = torch.zeros(groups, dtype=torch.int64).scatter(0, routed.groups, self.owners[routed.samples])
-        pairs = (owners - self.tasks.start) * tasks + routed.decisions.argmax(1)
-        counts: list[list[int]] = torch.bincount(pairs, minlength=len(self.tasks) * tasks).view(-1, tasks).tolist()
-        return counts
-
-
-def _portions(stream: Stream, inference: Inference, seen: int, settings: Settings) -> Iterator[range]:
-    """Tasks 0…seen in parts of about PORTION numbers: many small tasks together, large ones one by one."""
-    drawn, first, held = settings.evaluate.group * settings.evaluate.draws, 0, 0
-    for task in range(seen + 1):
-        size = max(len(stream.tasks[task].test), drawn) * len(inference.columns.labels)
-        if held and held + size > PORTION:
-            yield range(first, task)
-            first, held = task, 0
-        held += size
-    yield range(first, seen + 1)
-
-
 def _together(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Features and labels in batches of at least TOGETHER samples, but for the last."""
     waiting: list[tuple[Tensor, Tensor]] = []
@@ -229,56 +182,16 @@ def _test_batches(
     network: Network, stream: Stream, task: int, seen: int, settings: Settings, cache: PrefixCache
 ) -> Iterable[InputBatch]:
     """The test samples of a task in batches, for a network that has learned tasks 0…seen."""
-    test, size = stream.tasks[task].test, settings.evaluate.batch
-    return cache.test_batches(network, task, seen, (test[start : start + size] for start in range(0, len(test), size)))
+    return cache.test_batches(network, task, seen, pieces(stream.tasks[task].test, settings.evaluate.batch))
 
 
 def _enter_routed(
-    result: Evaluation, mode: str, name: str, routed: Routed, said: Answers, allowed: Tensor, portion: _Portion
+    result: Evaluation, mode: str, name: str, routed: Routed, said: Answers, allowed: Tensor, portion: Portion
 ) -> None:
     """Score what one way found for the groups of a portion."""
     samples, found = routed.samples, routed.decisions.argmax(1)
     result.ways[name][mode] += portion.percent(routed.labels == said.labels[samples], samples)
     result.ways[name][f"routing_{mode}"] += portion.mean(allowed[samples, found[routed.groups]], samples)
-
-
-class Drift:
-    """How far the mean of each class lies from its statistics, in standard deviations of a sample.
-
-    The mean of n samples lies √(d/n) away by chance alone, which is taken off.
-    """
-
-    def __init__(self, inference: Inference) -> None:
-        expert, self._columns = inference.experts.get(STATISTICS), inference.columns
-        self._expert = expert if isinstance(expert, StatisticsExpert) else None
-        if self._expert:
-            width = self._expert.gaussians.centres.shape[1]
-            self._sums, self._counts = (torch.zeros(len(self._columns.labels), *size) for size in ((width,), ()))
-
-    def watch(self, tasks: Tensor) -> Callable[[Tensor, Tensor], None]:
-        """Takes features and labels of samples of these tasks (n,), part by part in their order."""
-        start = 0
-
-        def add(features: Tensor, labels: Tensor) -> None:
-            nonlocal start
-            if self._expert:
-                columns = self._columns.find(labels, tasks[start : start + len(labels)])
-                self._sums.index_add_(0, columns, self._expert.whiten(features))
-                self._counts += torch.bincount(columns, minlength=len(self._counts))
-            start += len(labels)
-
-        return add
-
-    def by_task(self, seen: int) -> list[float]:
-        """For each of the tasks 0…seen; empty without class statistics."""
-        if self._expert is None:
-            return []
-        gaussians, rows = self._expert.gaussians, self._expert.rows
-        apart = self._sums / self._counts[:, None] - gaussians.centres[rows]
-        beyond = (apart.square().sum(1) - apart.shape[1] / self._counts).clamp_min(0).sqrt()
-        known = gaussians.seen[rows] & (self._counts > 0)
-        own = [beyond[known & (self._columns.tasks == task)] for task in range(seen + 1)]
-        return [float(values.mean()) if len(values) else 0.0 for values in own]
 
 
 class _Confidence:
@@ -306,23 +219,6 @@ class _Confidence:
         places = (torch.arange(QUANTILES) + 0.5) / QUANTILES
         found = {name: torch.cat(parts).sort().values for name, parts in self._inside.items()}
         return {name: scores[(places * len(scores)).long()].tolist() for name, scores in found.items()}
-
-
-def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
-    """Groups of one task for mode batch64.
-
-    With enough samples for `draws` groups each sample is in exactly one; else seeded draws of a group each
-    (with replacement only when the task has fewer samples than a group).
-    """
-    return _drawn(task, samples, settings.run.seed, settings.evaluate.group, settings.evaluate.draws)
-
-
-@lru_cache(1024)
-def _drawn(task: int, samples: int, seed: int, size: int, draws: int) -> list[Tensor]:
-    rng = numpy_stream(seed, "groups", task)
-    if samples >= size * draws:
-        return list(torch.from_numpy(rng.permutation(samples)).split(size))
-    return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
 
 
 def _right_tasks(stream: Stream, seen: int, settings: Settings) -> Callable[[Tensor, Tensor], Tensor]:

@@ -23,6 +23,7 @@ from fedprotip.prefix import PrefixCache, still_prefix
 from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.stream import Stream
+from fedprotip.stream.batches import pieces
 
 
 class Workspace:
@@ -102,18 +103,9 @@ class Workspace:
 
 
 def local_batches(samples: np.ndarray, train: TrainSettings, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Shuffled batches of `epochs` passes, or of as many passes as `steps` needs.
-
-    A single sample left over joins the batch before it: batch norm cannot train on one sample.
-    """
-
-    def epoch() -> Iterator[np.ndarray]:
-        cuts = list(range(train.batch, len(samples), train.batch))
-        if cuts and len(samples) - cuts[-1] == 1:
-            cuts.pop()
-        return iter(np.split(rng.permutation(samples), cuts))
-
-    epochs = (epoch() for _ in (count() if train.steps else range(train.epochs)))
+    """Shuffled batches of `epochs` passes, or of as many passes as `steps` needs."""
+    passes = count() if train.steps and len(samples) else range(train.epochs)
+    epochs = (pieces(rng.permutation(samples), train.batch) for _ in passes)
     batches = chain.from_iterable(epochs)
     return islice(batches, train.steps) if train.steps else batches
 

@@ -34,6 +34,7 @@ from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream import Stream
+from fedprotip.stream.batches import pieces
 from fedprotip.subspace.coordinates import Complement
 from fedprotip.subspace.project import Projector
 
@@ -81,8 +82,7 @@ class ClientTask:
 
     def _deliver(self, samples: np.ndarray, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
         device = next(self.network.parameters()).device
-        parts = (samples[start : start + batch] for start in range(0, len(samples), batch))
-        for inputs, labels in self.cache.train_batches(self.network, self.task, parts):
+        for inputs, labels in self.cache.train_batches(self.network, self.task, pieces(samples, batch)):
             yield inputs.to(device), labels
 
 

@@ -240,6 +240,7 @@ class FedProTIP(Method):
 
     def _extract(self, local: ClientTask) -> Message:
         """Core bases of every layer, and of the final features, whose moments stay with the client."""
+        self._begun = None  # no more steps in this task
         options, earlier = self.options, self._earlier(local.network, local.knowledge, local.task)
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in earlier.items()}
         cores |= self.layer_cores(local)

@@ -87,7 +87,7 @@ class _Guard:
     def __init__(self, layer: Layer, projector: Projector, parameter: nn.Parameter, anchored: Anchored | None) -> None:
         self.parameter, self._layer, self._projector = parameter, layer, projector
         self._weight = layer.weight({layer.parameter: parameter.detach()})
-        self._anchored = anchored or projector.anchor(self._weight)
+        self._anchored = anchored or projector.anchor(self._weight.clone())
         self.by_inputs: bool | None = None  # None: the layer has not been called yet
 
     def pull_back(self) -> None:

@@ -76,9 +76,9 @@ class Projector:
         return torch.addmm(a, self.basis, self.basis.T @ a, alpha=-1)
 
     def anchor(self, start: Tensor) -> "Anchored":
-        """This projector for all updates that begin at the weight `start` (out, d)."""
+        """This projector for all updates that begin at the weight `start` (out, d), which must not change."""
         if self.is_complement:
-            return Anchored(self, start.clone())
+            return Anchored(self, start)
         return Anchored(self, start @ self.basis)
 
 

@@ -1,0 +1,47 @@
+"""Whether features have moved away from the class statistics that were taken when their task was learned."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedprotip.inference.ways import STATISTICS, Inference, StatisticsExpert
+
+
+class Drift:
+    """How far the mean of each class lies from its statistics, in standard deviations of a sample.
+
+    The mean of n samples lies √(d/n) away by chance alone, which is taken off.
+    """
+
+    def __init__(self, inference: Inference) -> None:
+        expert, self._columns = inference.experts.get(STATISTICS), inference.columns
+        self._expert = expert if isinstance(expert, StatisticsExpert) else None
+        if self._expert:
+            width = self._expert.gaussians.centres.shape[1]
+            self._sums, self._counts = (torch.zeros(len(self._columns.labels), *size) for size in ((width,), ()))
+
+    def watch(self, tasks: Tensor) -> Callable[[Tensor, Tensor], None]:
+        """Takes features and labels of samples of these tasks (n,), part by part in their order."""
+        start = 0
+
+        def add(features: Tensor, labels: Tensor) -> None:
+            nonlocal start
+            if self._expert:
+                columns = self._columns.find(labels, tasks[start : start + len(labels)])
+                self._sums.index_add_(0, columns, self._expert.whiten(features))
+                self._counts += torch.bincount(columns, minlength=len(self._counts))
+            start += len(labels)
+
+        return add
+
+    def by_task(self, seen: int) -> list[float]:
+        """For each of the tasks 0…seen; empty without class statistics."""
+        if self._expert is None:
+            return []
+        gaussians, rows = self._expert.gaussians, self._expert.rows
+        apart = self._sums / self._counts[:, None] - gaussians.centres[rows]
+        beyond = (apart.square().sum(1) - apart.shape[1] / self._counts).clamp_min(0).sqrt()
+        known = gaussians.seen[rows] & (self._counts > 0)
+        own = [beyond[known & (self._columns.tasks == task)] for task in range(seen + 1)]
+        return [float(values.mean()) if len(values) else 0.0 for values in own]

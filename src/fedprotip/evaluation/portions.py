@@ -1,0 +1,80 @@
+"""Test samples of several tasks at once, and the groups of one task that mode batch64 decides together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from fedprotip.inference.ways import Routed
+from fedprotip.seeds import numpy_stream
+from fedprotip.settings import Settings
+from fedprotip.stream import Stream
+
+PORTION = 2**21
+"""Scores of test samples that are evaluated at once, as far as single tasks allow."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The test samples of some tasks in a row, evaluated together."""
+
+    tasks: range
+    sizes: Tensor  # samples of each task
+
+    @cached_property
+    def starts(self) -> Tensor:
+        return self.sizes.cumsum(0) - self.sizes
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """The task of every sample (n,)."""
+        return torch.repeat_interleave(torch.tensor(self.tasks), self.sizes)
+
+    def mean(self, values: Tensor, samples: Tensor | None = None) -> list[float]:
+        """The mean by task of values (m,) that belong to these samples (m,); by default to all of them in order."""
+        owners = (self.owners if samples is None else self.owners[samples]) - self.tasks.start
+        counts = torch.bincount(owners, minlength=len(self.tasks))
+        sums: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
+        return sums.tolist()
+
+    def percent(self, right: Tensor, samples: Tensor | None = None) -> list[float]:
+        return [100 * share for share in self.mean(right, samples)]
+
+    def confusion(self, routed: Routed) -> list[list[int]]:
+        """How often groups of each task were sent to every task."""
+        groups, tasks = routed.decisions.shape
+        owners = torch.zeros(groups, dtype=torch.int64).scatter(0, routed.groups, self.owners[routed.samples])
+        pairs = (owners - self.tasks.start) * tasks + routed.decisions.argmax(1)
+        counts: list[list[int]] = torch.bincount(pairs, minlength=len(self.tasks) * tasks).view(-1, tasks).tolist()
+        return counts
+
+
+def portions(stream: Stream, columns: int, seen: int, settings: Settings) -> Iterator[range]:
+    """Tasks 0…seen in parts of about PORTION scores, `columns` a sample: small tasks together, large ones alone."""
+    drawn, first, held = settings.evaluate.group * settings.evaluate.draws, 0, 0
+    for task in range(seen + 1):
+        size = max(len(stream.tasks[task].test), drawn) * columns
+        if held and held + size > PORTION:
+            yield range(first, task)
+            first, held = task, 0
+        held += size
+    yield range(first, seen + 1)
+
+
+def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
+    """Groups of one task for mode batch64.
+
+    With enough samples for `draws` groups each sample is in exactly one; else seeded draws of a group each
+    (with replacement only when the task has fewer samples than a group).
+    """
+    return _drawn(task, samples, settings.run.seed, settings.evaluate.group, settings.evaluate.draws)
+
+
+@lru_cache(1024)
+def _drawn(task: int, samples: int, seed: int, size: int, draws: int) -> list[Tensor]:
+    rng = numpy_stream(seed, "groups", task)
+    if samples >= size * draws:
+        return list(torch.from_numpy(rng.permutation(samples)).split(size))
+    return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
