@@ -25,7 +25,8 @@ InputBatch = tuple[Inputs, Tensor]
 """Images or rows of a prefix, and global labels (n,)."""
 
 PIECE = 32
-"""Images that pass the prefix together: its maps are the largest of a network."""
+"""Images that pass the prefix together. Its maps are the largest of a network, and memory for larger ones comes from
+the system page by page each time, which takes as long as the convolutions."""
 
 
 def still_prefix(network: Network, settings: Settings, task: int) -> int:

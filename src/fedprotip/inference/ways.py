@@ -160,7 +160,7 @@ class Router:
     """Whether the evidence of a sample is its log-likelihood by task, so that it may come from a mixture of tasks."""
 
     def evidence(self, seen: Seen) -> Tensor:
-        """(n, E)."""
+        """(n, E). Every router has its own; this one is reached only from a class that forgot it."""
         raise NotImplementedError(f"{type(self).__name__} is a router without evidence")
 
     def log_scores(self, evidence: Tensor, sizes: Tensor) -> Tensor:
