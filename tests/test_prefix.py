@@ -14,6 +14,7 @@ from fedprotip.models import Network, build_network
 from fedprotip.models.steps import Hidden, run_steps, steps_of, still_steps
 from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import torch_stream
+from fedprotip.settings import load
 from fedprotip.stream import build_stream
 from tests.small import TENSORS, small, tensors
 
@@ -223,6 +224,15 @@ def test_a_run_with_the_cache_is_the_run_without(tmp_path, sections):
     for name, megabytes in (("with", 64), ("without", 0)):
         fedprotip.run(frozen(**{**sections, "run": {"cache_mb": megabytes}}), out=tmp_path / name)
     assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
+
+
+def test_extraction_sees_the_same_images_with_and_without_the_cache(tmp_path):
+    """Few columns are wanted, so it stops early: after as many images either way."""
+    settings = frozen(clients={"count": 2}, method={"columns": 40, "per_image": 4})
+    for name, megabytes in (("with", 64), ("without", 0)):
+        fedprotip.run(load(settings, [f"run.cache_mb={megabytes}"]), out=tmp_path / name)
+    bases = [tensors(tmp_path / name, "subspaces") for name in ("with", "without")]
+    assert all(torch.equal(basis, bases[1][layer]) for layer, basis in bases[0].items())
 
 
 def test_a_run_with_kept_views_is_the_run_that_makes_them_anew(tmp_path):

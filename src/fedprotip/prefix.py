@@ -52,7 +52,6 @@ class PrefixCache:
         """`folder`: where files go when memory does not suffice; the system's own place by default."""
         self._stream, self._settings, self._folder = stream, settings, folder
         self._budget = settings.run.cache_mb * 2**20 if enabled else 0
-        self.keeps = self._budget > 0  # outputs of a prefix, whenever one stands still
         self._steps = 0  # that all rows have passed
         self._rows: dict[tuple[str, int], Rows] = {}
         self._files: tempfile.TemporaryDirectory[str] | None = None

@@ -36,7 +36,7 @@ ROUNDED = 1e-2
 
 Router = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
 SMALL = 32
-"""Images per pass of extraction: large maps of many images would only take memory."""
+"""Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
 
 
 class FedProTIPOptions(MethodSettings):
@@ -291,8 +291,7 @@ class FedProTIP(Method):
             for name, group in find_layers(network.backbone, False).items()
             if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
         }
-        at_once = 4 * SMALL if local.cache.keeps else SMALL  # maps are far smaller behind a prefix
-        batches = local.batches(min(options.images, options.columns), min(at_once, options.columns))
+        batches = local.batches(min(options.images, options.columns), min(SMALL, options.columns))
         seed = (local.seed, "columns", local.task, local.client)
         return capture(network.backbone, batches, options.columns, seed, layers, network.embed, options.per_image)
 
