@@ -5,25 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedprotip.capture import _gather, _Sampler, all_columns, all_outputs, capture, count_columns, find_layers
+from fedprotip.capture import _Sampler, capture, find_layers
+from fedprotip.columns import some_columns
+from tests.test_columns import CONVOLUTIONS
 
 SEED = (0, "capture", 0)
-
-CONVOLUTIONS = [
-    {},
-    {"stride": 2},
-    {"padding": 1},
-    {"padding": (2, 0), "stride": (1, 3)},
-    {"dilation": 2, "padding": 2},
-    {"groups": 2},
-    {"groups": 4, "padding": 1, "stride": 2},
-    {"padding": 1, "padding_mode": "reflect"},
-    {"padding": 2, "padding_mode": "replicate"},
-    {"padding": 1, "padding_mode": "circular", "stride": 2},
-    {"padding": "same"},
-    {"padding": "same", "dilation": 3},
-    {"padding": "valid"},
-]
 
 
 def everything(module, *batches):
@@ -41,22 +27,6 @@ def test_weight_times_columns_is_the_convolution(options):
     layers = find_layers(nn.Sequential(conv))["0.weight"]
     outputs = [layer.weight({"0.weight": conv.weight}) @ columns[layer.name] for layer in layers]
     assert torch.allclose(torch.cat(outputs), expected.transpose(0, 1).flatten(1))
-
-
-@pytest.mark.parametrize("options", [o for o in CONVOLUTIONS if "groups" not in o], ids=str)
-def test_all_columns_are_those_that_the_convolution_reads(options):
-    torch.manual_seed(0)
-    conv, images = nn.Conv2d(4, 8, (3, 2), bias=False, **options).double(), torch.randn(3, 4, 9, 11).double()
-    columns, outputs = all_columns(conv, images), all_outputs(conv, conv(images))
-    assert columns.shape == (24, count_columns(conv, images))
-    assert torch.allclose(conv.weight.flatten(1) @ columns, outputs)
-    sampled = everything(nn.Sequential(conv), images)["0.weight"]  # in another order
-    assert torch.equal(columns.view(24, -1, 3).transpose(1, 2).flatten(1), sampled)
-
-
-def test_all_columns_of_a_linear_layer_are_its_inputs():
-    linear, inputs = nn.Linear(5, 2, bias=False), torch.randn(3, 4, 5)
-    assert torch.allclose(linear.weight @ all_columns(linear, inputs), all_outputs(linear, linear(inputs)))
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
@@ -133,9 +103,9 @@ def test_memory_is_the_sample_not_the_unfolding(monkeypatch):
 
     def counting(module, inputs, chosen):
         gathered.append(len(chosen))
-        return _gather(module, inputs, chosen)
+        return some_columns(module, inputs, chosen)
 
-    monkeypatch.setattr("fedprotip.capture._gather", counting)
+    monkeypatch.setattr("fedprotip.capture.some_columns", counting)
     conv = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1))
     batches = [torch.randn(8, 2, 16, 16) for _ in range(10)]
     columns = capture(conv, batches, 64, SEED)["0.weight"]

@@ -22,6 +22,7 @@ ORDER = [
         "models",
         "stream",
         "prefix",
+        "columns",
         "capture",
     ),
     *("inference", "methods", "evaluation", "federation", "report", "answers", "api", "cells", "protocols"),

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedprotip.columns import count_columns, some_columns
 from fedprotip.seeds import torch_stream
 
 T = TypeVar("T", bound=Sized)
@@ -118,83 +118,8 @@ class _Sampler:
         both = torch.cat([self.keys, keys])
         smallest = both.topk(min(self.wanted, len(both)), largest=False, sorted=False).indices.sort().values
         old, new = smallest[smallest < kept], smallest[smallest >= kept] - kept
-        fresh = _gather(module, inputs[0], new.to(inputs[0].device))
+        fresh = some_columns(module, inputs[0], new.to(inputs[0].device))
         self.data = fresh if self.data is None else torch.cat([self.data[old.to(fresh.device)], fresh])
         self.keys = torch.cat([self.keys[old], keys[new]])
         self.numbers = torch.cat([self.numbers[old], self.seen + new])
         self.seen += total
-
-
-def all_columns(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Every column of one call (d, n), output position by output position; not for grouped convolutions."""
-    if isinstance(module, nn.Linear):
-        return inputs.reshape(-1, inputs.shape[-1]).T
-    assert isinstance(module, nn.Conv2d)
-    sources = _sources(module, inputs).double()[None, None]
-    places = F.unfold(sources + 1, module.kernel_size, module.dilation, stride=module.stride).long()
-    pixels = F.pad(inputs.flatten(2).permute(1, 2, 0), (0, 0, 1, 0))  # (channels, pixels, images), padding comes first
-    return pixels.index_select(1, places.flatten()).view(places.shape[1] * len(pixels), -1)
-
-
-def all_outputs(module: nn.Module, outputs: Tensor) -> Tensor:
-    """What a layer made of every column of one call, or gradients of it: (out, n), numbered as in `all_columns`."""
-    if isinstance(module, nn.Linear):
-        return outputs.reshape(-1, outputs.shape[-1]).T
-    return outputs.permute(1, 2, 3, 0).flatten(1)
-
-
-def count_columns(module: nn.Module, inputs: Tensor) -> int:
-    """Columns of one call: rows of a Linear's input, output positions of a convolution."""
-    if isinstance(module, nn.Linear):
-        return inputs.numel() // inputs.shape[-1]
-    assert isinstance(module, nn.Conv2d)
-    rows, cols = _map_size(module, _sources(module, inputs))
-    return len(inputs) * rows * cols
-
-
-def _gather(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen columns of one call, (n, groups, d), numbered image by image, row by row."""
-    if isinstance(module, nn.Linear):
-        return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
-    assert isinstance(module, nn.Conv2d)
-    sources = _sources(module, inputs)
-    rows, cols = _map_size(module, sources)
-    image, row, col = chosen // (rows * cols), chosen // cols % rows, chosen % cols
-    y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
-    x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
-    source = sources[y[:, :, None], x[:, None, :]].flatten(1)  # (n, kernel positions)
-    pixels = torch.cat([inputs.movedim(1, -1).flatten(0, 2), inputs.new_zeros(1, inputs.shape[1])])
-    map_size = inputs.shape[-2] * inputs.shape[-1]
-    places = torch.where(source < 0, len(pixels) - 1, image[:, None] * map_size + source)  # padding is the last row
-    patches = pixels.index_select(0, places.flatten()).view(*places.shape, -1)  # (n, kernel positions, channels)
-    return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
-
-
-def _window(position: Tensor, stride: int, dilation: int, size: int) -> Tensor:
-    """Input coordinates (n, size) that a kernel reads at output positions (n,)."""
-    return position[:, None] * stride + torch.arange(size, device=position.device) * dilation
-
-
-def _sources(module: nn.Conv2d, inputs: Tensor) -> Tensor:
-    """Where each pixel of the padded input comes from: its number in the input's map, −1 where padding is zero."""
-    height, width = inputs.shape[-2:]
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=inputs.device)
-    return _padded(module, numbers.view(1, 1, height, width))[0, 0].long() - 1
-
-
-def _padded(module: nn.Conv2d, inputs: Tensor) -> Tensor:
-    """Inputs as the convolution reads them, for every padding mode and 'same' / 'valid'."""
-    sides = module._reversed_padding_repeated_twice  # as torch itself pads: (left, right, top, bottom)
-    if not any(sides):
-        return inputs
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return F.pad(inputs, sides, mode=mode)
-
-
-def _map_size(module: nn.Conv2d, padded: Tensor) -> tuple[int, int]:
-    """Output positions of a convolution along both axes."""
-    rows, cols = (
-        (padded.shape[axis - 2] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
-        for axis in (0, 1)
-    )
-    return rows, cols

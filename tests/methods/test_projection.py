@@ -10,6 +10,7 @@ from torch import nn
 
 import fedprotip
 from fedprotip.capture import find_layers
+from fedprotip.columns import along
 from fedprotip.federation.client import build_optimizer
 from fedprotip.methods.base import Method
 from fedprotip.methods.fedprotip import FedProTIP
@@ -160,6 +161,7 @@ LAYERS = {
     "dilation": lambda: convolution(stride=(2, 1), dilation=(1, 2), padding=(1, 0)),
     "reflect": lambda: convolution(stride=2, padding=1, padding_mode="reflect"),
     "same": lambda: convolution(padding="same", dilation=2),
+    "small map": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2), convolution(padding=1)),
 }
 LINEAR = {
     "plain": {},
@@ -207,6 +209,40 @@ def test_projected_inputs_give_the_update_that_projected_weights_give(layer, tra
     assert (by_weight - before).norm() > 1e-3
     assert torch.allclose(by_inputs, by_weight, atol=1e-11)
     assert leak(by_inputs - before, phi) <= 1e-12
+
+
+def test_a_basis_laid_over_a_small_map_is_used_and_bounded(monkeypatch):
+    calls = []
+    monkeypatch.setattr("fedprotip.methods.projection.along", lambda *given: calls.append(1) or along(*given))
+    one_round(LAYERS["small map"], {}, 0.3, True)
+    assert len(calls) == 6
+    one_round(LAYERS["stride"], {}, 0.3, True)
+    assert len(calls) == 6  # 25 pixels, 9 taps
+    monkeypatch.setattr("fedprotip.methods.projection.LAID", 3 * 4 * 4 * int(0.3 * 27) - 1)
+    one_round(LAYERS["small map"], {}, 0.3, True)
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layer", ["linear", *(name for name in LAYERS if name not in ("linear", "tokens"))])
+def test_inputs_and_biases_get_the_gradient_that_torch_gives_them(layer, bias):
+    """The layers before a tapped one learn from it."""
+    torch.manual_seed(0)
+    backbone = LAYERS[layer]().double()
+    module = next(m for m in backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    module.bias.requires_grad_(bias)
+    images = torch.randn(1, 3, 5, 5, dtype=torch.float64)
+
+    def gradients():
+        given = images.clone().requires_grad_()
+        wanted = (given, module.bias) if bias else (given,)
+        return torch.autograd.grad(backbone(given).square().sum(), wanted)
+
+    ((one,),) = find_layers(backbone).values()
+    expected = gradients()
+    with ProjectUpdate(backbone, [(one, Projector.outside(torch.eye(one.d, 2, dtype=torch.float64)))], 0.0):
+        found = gradients()
+    assert all(torch.allclose(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 def test_the_larger_side_is_not_projected():

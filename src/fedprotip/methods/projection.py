@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedprotip.capture import Layer, all_columns, all_outputs, count_columns
+from fedprotip.capture import Layer
+from fedprotip.columns import all_columns, all_outputs, along, count_columns, inputs_of, spread
 from fedprotip.methods.base import Constraint
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
+
+LAID = 2**23
+"""Numbers that a basis laid out over a small map may have (32 MiB in float32): more than twice the basis itself."""
 
 
 def linear_decay(train: TrainSettings) -> float | None:
@@ -89,6 +93,7 @@ class _Guard:
         self._weight = layer.weight({layer.parameter: parameter.detach()})
         self._anchored = anchored or projector.anchor(self._weight.clone())
         self.by_inputs: bool | None = None  # None: the layer has not been called yet
+        self._given: Tensor | None = None  # inputs of a call that is under way
 
     def pull_back(self) -> None:
         self._anchored.pull_back_(self._weight)
@@ -99,39 +104,62 @@ class _Guard:
             gradient = self._layer.weight({self._layer.parameter: self.parameter.grad})
             gradient.sub_(self._anchored.fixed_part, alpha=decay)
 
-    def before_call(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Forward pre-hook: without requires_grad autograd does not compute the weight's gradient itself."""
+    def before_call(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Forward pre-hook: autograd does not compute gradients itself for what does not require them."""
         if self.by_inputs is None:
             self.by_inputs = count_columns(module, inputs[0]) <= len(self.parameter)
         self.parameter.requires_grad_(not self.by_inputs)
+        self._given = inputs[0]
+        return (inputs[0].detach(),) if self.by_inputs else inputs
 
     def after_call(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Forward hook: the gradient comes from projected inputs instead."""
+        given, self._given = self._given, None
         if not self.by_inputs:
             return output
         self.parameter.requires_grad_(True)
-        tapped: Tensor = _Tap.apply(output, inputs[0], self.parameter, module, self._projector)
+        tapped: Tensor = _Tap.apply(output, given, self.parameter, module, self)
         return tapped
+
+    def outside(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """P·A (d, n) for the columns A of a call."""
+        columns, laid = all_columns(module, inputs), self._laid(module, inputs)
+        known = None if laid is None else along(laid, inputs, self._projector.basis.shape[1])
+        return self._projector.columns(columns, known)
+
+    def _laid(self, module: nn.Module, inputs: Tensor) -> Tensor | None:
+        """Φ over the input map, made once; None unless the map is smaller than the kernel and A mostly padding."""
+        basis, size = self._projector.basis, inputs.shape[1:]
+        if not isinstance(module, nn.Conv2d) or size[1] * size[2] >= len(basis) // size[0]:
+            return None
+        if size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] > LAID:
+            return None
+        if size not in self._anchored.laid:
+            self._anchored.laid[size] = spread(module, inputs, basis)
+        return self._anchored.laid[size]
 
 
 class _Tap(torch.autograd.Function):
-    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆·(P·A)ᵀ."""
+    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆·(P·A)ᵀ.
+
+    The inputs get theirs, Wᵀ·∆, as a product too: on small maps torch's own way back takes up to three times as long.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, inputs: Tensor, weight: Tensor, module: nn.Module, projector: Projector
-    ) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.module, ctx.projector, ctx.shape, ctx.dtype = module, projector, weight.shape, weight.dtype
+    def forward(ctx: Any, output: Tensor, inputs: Tensor, weight: Tensor, module: nn.Module, guard: _Guard) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.module, ctx.guard = module, guard
         ctx.mark_dirty(output)  # the same tensor, so that a later layer may still change it in place
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (inputs,), (delta,) = ctx.saved_tensors, gradients
-        columns = ctx.projector.columns(all_columns(ctx.module, inputs).to(ctx.dtype))
-        gradient = all_outputs(ctx.module, delta).to(ctx.dtype) @ columns.T
-        return delta, None, gradient.view(ctx.shape), None, None
+        (inputs, weight), (delta,), module = ctx.saved_tensors, gradients, ctx.module
+        outputs, back = all_outputs(module, delta).to(weight.dtype), None
+        gradient = (outputs @ ctx.guard.outside(module, inputs.to(weight.dtype)).T).view(weight.shape)
+        if ctx.needs_input_grad[1]:
+            back = inputs_of(module, weight.flatten(1).T @ outputs, inputs).to(inputs.dtype)
+        return delta, back, gradient, None, None  # delta is for a bias
 
 
 class ProjectGradient(Constraint):

@@ -1,0 +1,130 @@
+"""Columns A (d, n) of a layer's inputs: W.flatten(1) @ A is its output before the bias, one column per position."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def all_columns(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Every column of one call (d, n), output position by output position; not for grouped convolutions."""
+    if isinstance(module, nn.Linear):
+        return inputs.reshape(-1, inputs.shape[-1]).T
+    assert isinstance(module, nn.Conv2d)
+    places = _places(module, inputs)
+    pixels = F.pad(inputs.flatten(2).permute(1, 2, 0), (0, 0, 1, 0))  # (channels, pixels, images), padding comes first
+    return pixels.index_select(1, places.flatten()).view(len(places) * len(pixels), -1)
+
+
+def inputs_of(module: nn.Module, columns: Tensor, inputs: Tensor) -> Tensor:
+    """The transpose of `all_columns`: each entry of such inputs is the sum of what columns (d, n) have in its place."""
+    if isinstance(module, nn.Linear):
+        return columns.T.reshape(inputs.shape)
+    assert isinstance(module, nn.Conv2d)
+    images, channels, height, width = inputs.shape
+    pixels = columns.new_zeros(channels, 1 + height * width, images)
+    pixels.index_add_(1, _places(module, inputs).flatten(), columns.view(channels, -1, images))
+    return pixels[:, 1:].permute(2, 0, 1).reshape(inputs.shape)
+
+
+def spread(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
+    """A basis Φ (d, r) laid out over the input map: S (channels·pixels, positions·r), for `along`."""
+    places, (_, channels, height, width) = _places(module, inputs), inputs.shape
+    taps, positions = places.shape
+    kernel = basis.view(channels, taps, -1)
+    laid = basis.new_zeros(channels, 1 + height * width, positions, kernel.shape[2])
+    for position in range(positions):
+        laid[:, :, position].index_add_(1, places[:, position], kernel)
+    return laid[:, 1:].reshape(channels * height * width, -1)
+
+
+def along(laid: Tensor, inputs: Tensor, rank: int) -> Tensor:
+    """Φᵀ·A (r, n) for all columns A of a call, without its padding: fewer operations where maps are small."""
+    found = laid.T @ inputs.flatten(1).T  # (positions·r, images)
+    return found.view(-1, rank, len(inputs)).transpose(0, 1).reshape(rank, -1)
+
+
+def all_outputs(module: nn.Module, outputs: Tensor) -> Tensor:
+    """What a layer made of every column of one call, or gradients of it: (out, n), numbered as in `all_columns`."""
+    if isinstance(module, nn.Linear):
+        return outputs.reshape(-1, outputs.shape[-1]).T
+    return outputs.permute(1, 2, 3, 0).flatten(1)
+
+
+def count_columns(module: nn.Module, inputs: Tensor) -> int:
+    """Columns of one call: rows of a Linear's input, output positions of a convolution."""
+    if isinstance(module, nn.Linear):
+        return inputs.numel() // inputs.shape[-1]
+    assert isinstance(module, nn.Conv2d)
+    rows, cols = _map_size(module, _sources(module, inputs))
+    return len(inputs) * rows * cols
+
+
+def some_columns(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen columns of one call, (n, groups, d), numbered image by image, row by row."""
+    if isinstance(module, nn.Linear):
+        return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
+    assert isinstance(module, nn.Conv2d)
+    sources = _sources(module, inputs)
+    rows, cols = _map_size(module, sources)
+    image, row, col = chosen // (rows * cols), chosen // cols % rows, chosen % cols
+    y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
+    x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
+    source = sources[y[:, :, None], x[:, None, :]].flatten(1)  # (n, kernel positions)
+    pixels = torch.cat([inputs.movedim(1, -1).flatten(0, 2), inputs.new_zeros(1, inputs.shape[1])])
+    map_size = inputs.shape[-2] * inputs.shape[-1]
+    places = torch.where(source < 0, len(pixels) - 1, image[:, None] * map_size + source)  # padding is the last row
+    patches = pixels.index_select(0, places.flatten()).view(*places.shape, -1)  # (n, kernel positions, channels)
+    return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
+
+
+def _places(module: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """Which pixel of the input map a kernel reads (taps, positions): its number from 1 on, 0 for padding."""
+    sides, mode = tuple(module._reversed_padding_repeated_twice), module.padding_mode
+    kernel = (module.kernel_size, module.dilation, module.stride)
+    return _places_on(tuple(inputs.shape[-2:]), sides, mode, kernel, inputs.device)
+
+
+@lru_cache(maxsize=128)
+def _places_on(
+    size: tuple[int, int], sides: tuple[int, ...], mode: str, kernel: tuple[Any, Any, Any], device: torch.device
+) -> Tensor:
+    read, dilation, stride = kernel
+    sources = _padded(_numbered(size, device), sides, mode)
+    return F.unfold(sources, read, dilation, stride=stride)[0].long()
+
+
+def _window(position: Tensor, stride: int, dilation: int, size: int) -> Tensor:
+    """Input coordinates (n, size) that a kernel reads at output positions (n,)."""
+    return position[:, None] * stride + torch.arange(size, device=position.device) * dilation
+
+
+def _sources(module: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """Where each pixel of the padded input comes from: its number in the input's map, −1 where padding is zero."""
+    sides = tuple(module._reversed_padding_repeated_twice)
+    return _padded(_numbered(inputs.shape[-2:], inputs.device), sides, module.padding_mode)[0, 0].long() - 1
+
+
+def _numbered(size: Sequence[int], device: torch.device) -> Tensor:
+    """A map (1, 1, height, width) whose pixels are numbered from 1 on."""
+    height, width = size
+    return torch.arange(1, height * width + 1, dtype=torch.float64, device=device).view(1, 1, height, width)
+
+
+def _padded(inputs: Tensor, sides: tuple[int, ...], mode: str) -> Tensor:
+    """Inputs as a convolution reads them, for every padding mode; sides: left, right, top, bottom."""
+    if not any(sides):
+        return inputs
+    return F.pad(inputs, sides, mode="constant" if mode == "zeros" else mode)
+
+
+def _map_size(module: nn.Conv2d, padded: Tensor) -> tuple[int, int]:
+    """Output positions of a convolution along both axes."""
+    rows, cols = (
+        (padded.shape[axis - 2] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
+        for axis in (0, 1)
+    )
+    return rows, cols
