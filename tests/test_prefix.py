@@ -12,7 +12,7 @@ import fedprotip
 from fedprotip import models
 from fedprotip.models import Network, build_network
 from fedprotip.models.steps import Hidden, run_steps, steps_of, still_steps
-from fedprotip.prefix import PrefixCache
+from fedprotip.prefix import PrefixCache, _run
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import load
 from fedprotip.stream import build_stream
@@ -224,6 +224,19 @@ def test_a_run_with_the_cache_is_the_run_without(tmp_path, sections):
     for name, megabytes in (("with", 64), ("without", 0)):
         fedprotip.run(frozen(**{**sections, "run": {"cache_mb": megabytes}}), out=tmp_path / name)
     assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
+
+
+def test_an_extended_run_passes_every_image_once(tmp_path, monkeypatch):
+    """Also the test images of the new task, which are looked at before it is learned and after."""
+    settings, images = frozen(stream={"tasks": 1}), []
+    fedprotip.run(settings, out=tmp_path / "r")
+    monkeypatch.setattr(
+        "fedprotip.prefix._run", lambda *given: images.append(len(given[1]) * (not given[2])) or _run(*given)
+    )
+    summary = fedprotip.extend(tmp_path / "r", tasks=1)
+    assert summary["unknown"]
+    stream = build_stream(load(settings, ["stream.tasks=2"]))
+    assert sum(images) == len(stream.tasks[1].train) + sum(len(task.test) for task in stream.tasks)
 
 
 def test_extraction_sees_the_same_images_with_and_without_the_cache(tmp_path):

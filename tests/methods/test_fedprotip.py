@@ -91,6 +91,21 @@ def test_no_more_images_than_columns_run(make, options, expected):
         assert message.tensors["1.weight"].shape[1] > 1
 
 
+def test_every_image_passes_once_for_columns_and_moments(make):
+    """Forty images: the first 32 give the columns, and the moments are of all of them."""
+    method, network, at = make(columns=40, per_image=4, statistics=False, router="cosine")
+    local, passed = at(0, {}), []
+    hook = network.backbone.register_forward_hook(lambda module, inputs, features: passed.append(features))
+    method.summarise("basis", local)
+    hook.remove()
+    assert [len(features) for features in passed] == [32, 8]
+    features = torch.cat([network.embed(batch) for batch in local.batches(40, 40)]).double()
+    kept = local.store.get(0, "moment-0")
+    assert kept["samples"] == 40
+    assert torch.allclose(kept["moment"], features.T @ features)
+    assert torch.allclose(kept["sum"], features.sum(0))
+
+
 def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
     method, network, at = make()
     names = method.summarise("basis", at(0, {})).tensors.keys()

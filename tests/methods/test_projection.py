@@ -176,7 +176,7 @@ def one_round(make, train, share, project_inputs, batch=2, steps=6, dtype=torch.
     torch.manual_seed(0)
     backbone = make().to(dtype)
     ((layer,),) = find_layers(backbone).values()
-    phi = torch.linalg.qr(torch.randn(layer.d, max(int(share * layer.d), 1), dtype=torch.float64))[0].to(dtype)
+    phi = torch.linalg.qr(torch.randn(layer.d, int(share * layer.d), dtype=torch.float64))[0].to(dtype)
     weight = backbone.get_parameter(layer.parameter)
     before = weight.detach().clone()
     settings = TrainSettings(**{"lr": 0.05} | train)
@@ -223,8 +223,15 @@ def test_a_basis_laid_over_a_small_map_is_used_and_bounded(monkeypatch):
     assert len(calls) == 6
 
 
+@pytest.mark.parametrize("layer", ["linear", "stride", "small map"])
+def test_an_empty_basis_holds_nothing_back(layer):
+    _, plain, phi, _ = one_round(LAYERS[layer], LINEAR["decay"], 0.0, False)
+    assert phi.shape[1] == 0
+    assert torch.allclose(one_round(LAYERS[layer], LINEAR["decay"], 0.0, True)[1], plain, atol=1e-11)
+
+
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("layer", ["linear", *(name for name in LAYERS if name not in ("linear", "tokens"))])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "tokens"])
 def test_inputs_and_biases_get_the_gradient_that_torch_gives_them(layer, bias):
     """The layers before a tapped one learn from it."""
     torch.manual_seed(0)

@@ -82,11 +82,7 @@ def positions(network: Network, names: Iterable[str], images: Tensor) -> dict[st
     return counts
 
 
+@lru_cache(maxsize=8)
 def orthonormal(d: int, r: int) -> Tensor:
     """A random orthonormal basis (d, r)."""
-    return _rotation(d)[:, :r].contiguous()
-
-
-@lru_cache(maxsize=4)
-def _rotation(d: int) -> Tensor:
-    return torch.linalg.qr(torch.randn(d, d, generator=torch_stream(SEED, "basis", d)))[0]
+    return torch.linalg.qr(torch.randn(d, r, generator=torch_stream(SEED, "basis", d)))[0].contiguous()

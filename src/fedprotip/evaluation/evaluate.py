@@ -173,15 +173,18 @@ def evaluate_unknown(
     cache: PrefixCache,
     inside: dict[str, list[float]],
 ) -> dict[str, float]:
-    """AUROC of every score of unusualness for the samples of a task before it is learned: they are of no known task."""
-    said = answer(network, _test_batches(network, stream, task, task - 1, settings, cache), inference)
+    """AUROC of every score of unusualness for the samples of a task that begins: they are of no known task.
+
+    What stands still during the task is cached already, for the evaluation at its end.
+    """
+    said = answer(network, _test_batches(network, stream, task, task, settings, cache), inference)
     return {name: auroc(torch.tensor(inside[name]), score) for name, score in inference.unusual(said.scores).items()}
 
 
 def _test_batches(
     network: Network, stream: Stream, task: int, seen: int, settings: Settings, cache: PrefixCache
 ) -> Iterable[InputBatch]:
-    """The test samples of a task in batches, for a network that has learned tasks 0…seen."""
+    """The test samples of a task in batches, for a network whose newest task is `seen`."""
     return cache.test_batches(network, task, seen, pieces(stream.tasks[task].test, settings.evaluate.batch))
 
 

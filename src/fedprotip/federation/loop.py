@@ -32,10 +32,10 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
     """Train all tasks that are left, evaluate after each, and leave checkpoints on the way."""
     progress, settings = server.progress, server.settings
     for task in range(progress.task, len(server.stream.tasks)):
+        server.begin_task(task)
         if progress.round == 0 and progress.routing.get("inside"):
             with journal.phase(progress, "evaluate"):
                 meet_task(server, task)
-        server.begin_task(task)
         engine.begin_task(task, server.network, server.knowledge)
         active = server.stream.clients(task)
         present = engine.present(active)

@@ -59,10 +59,14 @@ class ClientTask:
     seed: int
     cache: PrefixCache
 
-    def batches(self, images: int, batch: int) -> Iterator[Inputs]:
-        """Up to `images` randomly chosen training images of this client, in batches for `network.embed`."""
+    def batches(self, images: int, batch: int, after: int = 0) -> Iterator[Inputs]:
+        """Up to `images` randomly chosen training images of this client, in batches for `network.embed`.
+
+        Args:
+            after: leave out so many of them, the first ones.
+        """
         rng = numpy_stream(self.seed, "summary", self.task, self.client)
-        for inputs, _ in self._deliver(rng.permutation(self._samples())[:images], batch):
+        for inputs, _ in self._deliver(rng.permutation(self._samples())[after:images], batch):
             yield inputs
 
     def labelled(self, batch: int) -> Iterator[tuple[Inputs, Tensor]]:

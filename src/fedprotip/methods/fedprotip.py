@@ -1,7 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
@@ -19,6 +19,7 @@ from fedprotip.methods.base import START, ClientTask, Constraint, Exchange, Know
 from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
@@ -35,6 +36,7 @@ ROUNDED = 1e-2
 
 
 Router = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+Watch = Callable[[Tensor], None]
 SMALL = 32
 """Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
 
@@ -243,13 +245,15 @@ class FedProTIP(Method):
         self._begun = None  # no more steps in this task
         options, earlier = self.options, self._earlier(local.network, local.knowledge, local.task)
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in earlier.items()}
-        cores |= self.layer_cores(local)
-        known, threshold = self._moments(local), self.threshold(ROUTING, local.task)
+        known = identity.kept_moments(local, local.task) if options.statistics else None  # what `_count` left
+        moments = identity.Moments(local.network.features)
+        cores |= self.layer_cores(local, None if known else moments.add)
+        known = known or self._complete(moments, local).keep(local)
         cores[ROUTING] = core_of_moment(
             known["moment"],
             int(known["samples"]),
             earlier[ROUTING],
-            threshold,
+            self.threshold(ROUTING, local.task),
             options.rank_rule,
             options.routing_rank,
         )
@@ -268,17 +272,17 @@ class FedProTIP(Method):
             self._known = projectors, known
         return self._known[1]
 
-    def layer_cores(self, local: ClientTask) -> dict[str, Core]:
-        """Eq. 7–9 for every layer that later tasks may move."""
+    def layer_cores(self, local: ClientTask, watch: Watch | None = None) -> dict[str, Core]:
+        """Eq. 7–9 for every layer that later tasks may move; `watch` is shown the features of the images used."""
         earlier, cores = self._earlier(local.network, local.knowledge, local.task), {}
-        columns = self.sample_columns(local)
+        columns = self.sample_columns(local, watch)
         for name in list(columns):
             a = columns.pop(name).cpu()
             threshold = self.threshold(name, local.task)
             cores[name] = core_basis(a, earlier.get(name, a[:, :0]), threshold, self.options.rank_rule)
         return cores
 
-    def sample_columns(self, local: ClientTask) -> dict[str, Tensor]:
+    def sample_columns(self, local: ClientTask, watch: Watch | None = None) -> dict[str, Tensor]:
         """m_s input columns of every such layer (d, m_s), of as few images as give a fair sample of them."""
         options, network = self.options, local.network
         if options.projection == "none":  # only routing needs a basis
@@ -291,19 +295,26 @@ class FedProTIP(Method):
             for name, group in find_layers(network.backbone, False).items()
             if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
         }
-        batches = local.batches(min(options.images, options.columns), min(SMALL, options.columns))
         seed = (local.seed, "columns", local.task, local.client)
-        return capture(network.backbone, batches, options.columns, seed, layers, network.embed, options.per_image)
 
-    def _moments(self, local: ClientTask) -> dict[str, Tensor]:
-        """Moments of the final features: what `_count` left, or of m images."""
-        kept = identity.kept_moments(local, local.task) if self.options.statistics else None
-        if kept is None:
-            moments = identity.Moments(local.network.features)
-            for batch in local.batches(min(self.options.images, self.options.columns), self.settings.evaluate.batch):
-                moments.add(local.network.embed(batch))
-            kept = moments.keep(local)
-        return kept
+        def forward(batch: Inputs) -> None:
+            features = network.embed(batch)
+            if watch:
+                watch(features)
+
+        batches = local.batches(self._images, min(SMALL, options.columns))
+        return capture(network.backbone, batches, options.columns, seed, layers, forward, options.per_image)
+
+    def _complete(self, moments: identity.Moments, local: ClientTask) -> identity.Moments:
+        """Moments of the final features of m images, of which some have been added already."""
+        for batch in local.batches(self._images, self.settings.evaluate.batch, after=moments.samples):
+            moments.add(local.network.embed(batch))
+        return moments
+
+    @property
+    def _images(self) -> int:
+        """No more images of a client are looked at than there are columns to fill."""
+        return min(self.options.images, self.options.columns)
 
     # Task end, server: Eq. 10, then the references of all clients
 

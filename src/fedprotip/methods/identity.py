@@ -31,18 +31,18 @@ class Moments:
     """Number, sum and second moment of a client's features; the features themselves are gone."""
 
     def __init__(self, d: int) -> None:
-        self._samples = 0
+        self.samples = 0
         self._sum, self._moment = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
 
     def add(self, features: Tensor) -> None:
         features = features.double().cpu()
-        self._samples += len(features)
+        self.samples += len(features)
         self._sum += features.sum(0)
         self._moment.addmm_(features.T, features)
 
     def keep(self, local: ClientTask) -> dict[str, Tensor]:
         """Store them with the client, for `refer` in this task and all later ones."""
-        tensors = {"samples": torch.tensor(self._samples), "sum": self._sum, "moment": self._moment}
+        tensors = {"samples": torch.tensor(self.samples), "sum": self._sum, "moment": self._moment}
         local.store.put(local.client, _name(local.task), tensors)
         return tensors
 

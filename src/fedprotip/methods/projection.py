@@ -132,7 +132,7 @@ class _Guard:
         basis, size = self._projector.basis, inputs.shape[1:]
         if not isinstance(module, nn.Conv2d) or size[1] * size[2] >= len(basis) // size[0]:
             return None
-        if size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] > LAID:
+        if not 0 < size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] <= LAID:
             return None
         if size not in self._anchored.laid:
             self._anchored.laid[size] = spread(module, inputs, basis)
