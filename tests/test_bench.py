@@ -28,6 +28,7 @@ from fedprotip.bench.task import TaskSize
 from fedprotip.bench.tasks import TasksSize
 from fedprotip.errors import RunError
 from fedprotip.federation.average import Average
+from fedprotip.inference.ways import Vote
 from fedprotip.prefix import Rows
 from fedprotip.runs import RunFolder
 from fedprotip.subspace.basis import core_basis
@@ -93,6 +94,10 @@ def other_tensors(self, store, warn, restore=RunFolder.restore):
     return saved
 
 
+def the_other_way_round(self, x, sizes, log_scores=Vote.log_scores):
+    return log_scores(self, x, sizes).flip(1)
+
+
 WRONG = {
     "extract": ("fedprotip.methods.fedprotip.core_basis", half_the_threshold),
     "project": ("fedprotip.subspace.project.Projector.__call__", lambda self, g: g),
@@ -100,10 +105,7 @@ WRONG = {
     "average": ("fedprotip.federation.average.Average.result", too_large),
     "round": ("fedprotip.federation.average.Average.result", too_large),
     "task": ("fedprotip.prefix.Rows.read", other_rows),
-    "evaluate": (
-        "fedprotip.inference.ways.Vote.log_scores",
-        lambda self, x, sizes: torch.eye(x.shape[1])[[0] * len(x)],
-    ),
+    "evaluate": ("fedprotip.inference.ways.Vote.log_scores", the_other_way_round),
     "clients": ("fedprotip.federation.average.Average.result", too_large),
     "tasks": ("fedprotip.federation.average.Average.result", too_large),
     "resume": ("fedprotip.runs.RunFolder.restore", other_tensors),
