@@ -203,10 +203,13 @@ def test_new_views_every_time_are_not_kept():
 # Whole runs
 
 
+OUTCOME = ("accuracy", "forgetting", "routing", "matrix", "bytes", "unknown", "confidence")
+
+
 def outcome(folder: Path):
     found = {name: (folder / name).read_bytes() for name in TENSORS if (folder / name).exists()}
     summary = json.loads((folder / "summary.json").read_text())
-    return found | {key: summary[key] for key in ("accuracy", "forgetting", "routing", "matrix", "bytes")}
+    return found | {key: summary[key] for key in OUTCOME}
 
 
 @pytest.mark.parametrize(

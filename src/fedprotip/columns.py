@@ -26,12 +26,13 @@ def inputs_of(module: nn.Module, columns: Tensor, inputs: Tensor) -> Tensor:
     assert isinstance(module, nn.Conv2d)
     images, channels, height, width = inputs.shape
     pixels = columns.new_zeros(channels, 1 + height * width, images)
-    pixels.index_add_(1, _places(module, inputs).flatten(), columns.view(channels, -1, images))
+    places = _places(module, inputs).flatten()
+    pixels.index_add_(1, places, columns.view(channels, len(places), images))
     return pixels[:, 1:].permute(2, 0, 1).reshape(inputs.shape)
 
 
 def spread(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
-    """A basis Φ (d, r) laid out over the input map: S (channels·pixels, positions·r), for `along`."""
+    """A basis (d, r) laid out over the input map: (channels·pixels, positions·r), for `along`."""
     places, (_, channels, height, width) = _places(module, inputs), inputs.shape
     taps, positions = places.shape
     kernel = basis.view(channels, taps, -1)
@@ -42,7 +43,7 @@ def spread(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
 
 
 def along(laid: Tensor, inputs: Tensor, rank: int) -> Tensor:
-    """Φᵀ·A (r, n) for all columns A of a call, without its padding: fewer operations where maps are small."""
+    """Φᵀ·A (r, n) for all columns A of a call, from its inputs: fewer operations where A is larger than they are."""
     found = laid.T @ inputs.flatten(1).T  # (positions·r, images)
     return found.view(-1, rank, len(inputs)).transpose(0, 1).reshape(rank, -1)
 
@@ -81,16 +82,25 @@ def some_columns(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
 
 
+Geometry = tuple[tuple[int, ...], tuple[int, ...], str, tuple[Any, Any, Any], torch.device]
+
+
+def geometry(module: nn.Conv2d, inputs: Tensor) -> Geometry:
+    """All that decides which pixels a kernel reads: size of the map, padding, kernel, device."""
+    kernel = (module.kernel_size, module.dilation, module.stride)
+    sides = tuple(module._reversed_padding_repeated_twice)
+    return tuple(inputs.shape[-2:]), sides, module.padding_mode, kernel, inputs.device
+
+
 def _places(module: nn.Conv2d, inputs: Tensor) -> Tensor:
     """Which pixel of the input map a kernel reads (taps, positions): its number from 1 on, 0 for padding."""
-    sides, mode = tuple(module._reversed_padding_repeated_twice), module.padding_mode
-    kernel = (module.kernel_size, module.dilation, module.stride)
-    return _places_on(tuple(inputs.shape[-2:]), sides, mode, kernel, inputs.device)
+    return _places_on(*geometry(module, inputs))
 
 
 @lru_cache(maxsize=128)
+@torch.inference_mode(False)
 def _places_on(
-    size: tuple[int, int], sides: tuple[int, ...], mode: str, kernel: tuple[Any, Any, Any], device: torch.device
+    size: tuple[int, ...], sides: tuple[int, ...], mode: str, kernel: tuple[Any, Any, Any], device: torch.device
 ) -> Tensor:
     read, dilation, stride = kernel
     sources = _padded(_numbered(size, device), sides, mode)

@@ -252,6 +252,83 @@ def test_inputs_and_biases_get_the_gradient_that_torch_gives_them(layer, bias):
     assert all(torch.allclose(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
+class Scaled(nn.Linear):
+    """A layer with a forward of its own, and an argument of its own."""
+
+    def forward(self, x, scale=1.0):
+        return scale * super().forward(x)
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Scaled(75, 20)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x.flatten(1), 2.0))
+
+
+def hooked():
+    backbone = convolution()
+    backbone[0].register_forward_hook(lambda module, inputs, output: 3 * output)
+    return backbone
+
+
+OTHER = {
+    "own forward": Doubled,
+    "other weight": lambda: nn.Sequential(Standardised(3, 24, 3), nn.Flatten()),
+    "foreign hook": hooked,
+}
+
+
+@pytest.mark.parametrize("layer", OTHER)
+def test_layers_that_are_more_than_a_product_are_projected_by_their_weight(layer):
+    torch.manual_seed(0)
+    backbone = OTHER[layer]().double()
+    ((one,),) = find_layers(backbone).values()
+    projector = Projector.outside(torch.eye(one.d, 2, dtype=torch.float64))
+    images = torch.randn(1, 3, 5, 5, dtype=torch.float64)
+
+    def gradients():
+        given = images.clone().requires_grad_()
+        return torch.autograd.grad(backbone(given).square().sum(), (given, backbone.get_parameter(one.parameter)))
+
+    expected = gradients()
+    with ProjectUpdate(backbone, [(one, projector)], 0.0) as constraint:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients(), expected, strict=True))
+        weight = backbone.get_parameter(one.parameter)
+        before = weight.detach().clone()
+        with torch.no_grad():
+            weight.add_(1.0)
+        constraint.after_step()
+        assert leak((weight.detach() - before).flatten(1), projector.basis) <= 1e-12
+
+
+@pytest.mark.parametrize("other", [{"padding": 2, "dilation": 2}, {"padding": 1, "stride": 2}], ids=str)
+@pytest.mark.parametrize("rank", [8, 20])
+def test_convolutions_that_share_a_weight_keep_their_own_geometry(other, rank):
+    torch.manual_seed(0)
+    backbone = nn.ModuleList([nn.Conv2d(3, 40, 3, padding=1), nn.Conv2d(3, 40, 3, **other)]).double()
+    backbone[1].weight = backbone[0].weight
+    ((one,),) = find_layers(backbone).values()
+    phi = torch.linalg.qr(torch.randn(27, rank, dtype=torch.float64))[0]
+    images = torch.randn(2, 3, 2, 2, dtype=torch.float64)
+
+    def gradient():
+        loss = sum(conv(images).square().sum() for conv in backbone)
+        return torch.autograd.grad(loss, backbone[0].weight)[0].flatten(1)
+
+    expected = gradient()
+    with ProjectUpdate(backbone, [(one, Projector.outside(phi))], 0.0):
+        assert torch.allclose(gradient(), expected - expected @ phi @ phi.T)
+
+
 def test_the_larger_side_is_not_projected():
     """18 positions are fewer than 24 outputs, 27 are more."""
     assert one_round(LAYERS["conv"], {}, 0.3, True, batch=2)[3] == 0

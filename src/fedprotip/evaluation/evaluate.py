@@ -175,7 +175,7 @@ def evaluate_unknown(
 ) -> dict[str, float]:
     """AUROC of every score of unusualness for the samples of a task that begins: they are of no known task.
 
-    What stands still during the task is cached already, for the evaluation at its end.
+    Rows of what stands still during the task are kept, for the evaluation at its end.
     """
     said = answer(network, _test_batches(network, stream, task, task, settings, cache), inference)
     return {name: auroc(torch.tensor(inside[name]), score) for name, score in inference.unusual(said.scores).items()}

@@ -2,7 +2,8 @@
 
 The gradient of a weight is ∆Aᵀ, with one column of A (d, n) and of ∆ (out, n) per position of the batch. After the
 optimiser's step W − W₀ can be projected, in 4·out·d·min(r, d − r) operations; or A before it, in
-4·n·d·min(r, d − r), where the step is linear in the gradient.
+4·n·d·min(r, d − r) or fewer, where the step is linear in the gradient. Then the layer's way back is all products:
+∆(P·A)ᵀ for the weight and Wᵀ∆ for its inputs.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedprotip.capture import Layer
-from fedprotip.columns import all_columns, all_outputs, along, count_columns, inputs_of, spread
+from fedprotip.columns import all_columns, all_outputs, along, count_columns, geometry, inputs_of, spread
 from fedprotip.methods.base import Constraint
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
 
 LAID = 2**23
-"""Numbers that a basis laid out over a small map may have (32 MiB in float32): more than twice the basis itself."""
+"""Numbers that a layer's basis may have when laid out over a small map (32 MiB in float32), kept as long as anchors."""
 
 
 def linear_decay(train: TrainSettings) -> float | None:
@@ -35,7 +36,7 @@ class ProjectUpdate(Constraint):
 
     Args:
         backbone: its parameters that require gradients are kept outside the bases of `projectors`.
-        decay: weight decay of a linear optimiser; then layers with no more positions than outputs, known
+        decay: weight decay of a linear optimiser; then plain layers with no more positions than outputs, known
             from the first batch on, are projected by their inputs. None: every layer by its weight.
         anchors: layer → where its weight began, as far as that is known; the others begin where they are.
     """
@@ -57,11 +58,14 @@ class ProjectUpdate(Constraint):
 
     def __enter__(self) -> "ProjectUpdate":
         guards = {id(guard.parameter): guard for guard in self._guards} if self._decay is not None else {}
+        holders: dict[int, list[nn.Module]] = {}
         for module in self._backbone.modules():
-            guard = guards.get(id(getattr(module, "weight", None)))
-            if guard and (isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)):
-                self._hooks.callback(module.register_forward_pre_hook(guard.before_call).remove)
-                self._hooks.callback(module.register_forward_hook(guard.after_call).remove)
+            holders.setdefault(id(getattr(module, "weight", None)), []).append(module)
+        for weight, guard in guards.items():
+            if all(map(_is_plain, holders[weight])):
+                for module in holders[weight]:
+                    self._hooks.callback(module.register_forward_pre_hook(guard.before_call).remove)
+                    self._hooks.callback(module.register_forward_hook(guard.after_call).remove)
         return self
 
     def __exit__(
@@ -109,8 +113,10 @@ class _Guard:
         if self.by_inputs is None:
             self.by_inputs = count_columns(module, inputs[0]) <= len(self.parameter)
         self.parameter.requires_grad_(not self.by_inputs)
+        if not self.by_inputs:
+            return inputs
         self._given = inputs[0]
-        return (inputs[0].detach(),) if self.by_inputs else inputs
+        return (inputs[0].detach(),)
 
     def after_call(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Forward hook: the gradient comes from projected inputs instead."""
@@ -123,20 +129,24 @@ class _Guard:
 
     def outside(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """P·A (d, n) for the columns A of a call."""
-        columns, laid = all_columns(module, inputs), self._laid(module, inputs)
-        known = None if laid is None else along(laid, inputs, self._projector.basis.shape[1])
-        return self._projector.columns(columns, known)
+        projector, laid = self._projector, self._laid(module, inputs)
+        if laid is None:
+            return projector.columns(all_columns(module, inputs))
+        basis = projector.basis
+        known = along(laid, inputs, basis.shape[1])
+        return basis @ known if projector.is_complement else all_columns(module, inputs).addmm_(basis, known, alpha=-1)
 
     def _laid(self, module: nn.Module, inputs: Tensor) -> Tensor | None:
-        """Φ over the input map, made once; None unless the map is smaller than the kernel and A mostly padding."""
+        """The basis over an input map smaller than the kernel, made once: A is longer than the map. Else None."""
         basis, size = self._projector.basis, inputs.shape[1:]
         if not isinstance(module, nn.Conv2d) or size[1] * size[2] >= len(basis) // size[0]:
             return None
-        if not 0 < size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] <= LAID:
-            return None
-        if size not in self._anchored.laid:
-            self._anchored.laid[size] = spread(module, inputs, basis)
-        return self._anchored.laid[size]
+        laid, key = self._anchored.laid, geometry(module, inputs)
+        if key not in laid:
+            if not 0 < size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] <= LAID:
+                return None
+            laid[key] = spread(module, inputs, basis)
+        return laid[key]
 
 
 class _Tap(torch.autograd.Function):
@@ -160,6 +170,14 @@ class _Tap(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             back = inputs_of(module, weight.flatten(1).T @ outputs, inputs).to(inputs.dtype)
         return delta, back, gradient, None, None  # delta is for a bias
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether the output is W·A and a bias and nothing else: then its way back is known."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or "forward" in vars(module):
+        return False
+    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
 
 
 class ProjectGradient(Constraint):

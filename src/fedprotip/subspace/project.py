@@ -1,5 +1,6 @@
 """Keeping an update outside a subspace: Eq. 4, as W·P on the rows of W, without ever building P (d×d)."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -67,12 +68,13 @@ class Projector:
         """The part of g (out, d) with g·Φ = 0."""
         return project_by_complement(g, self.basis) if self.is_complement else project(g, self.basis)
 
-    def columns(self, a: Tensor, along: Tensor | None = None) -> Tensor:
-        """The part of columns a (d, n) outside Φ; `along`: basisᵀ·a, where it is known already."""
-        if along is None and a.T.is_contiguous():
+    def columns(self, a: Tensor) -> Tensor:
+        """The part of columns a (d, n) outside Φ."""
+        if a.T.is_contiguous():
             return self(a.T).T
-        along = self.basis.T @ a if along is None else along
-        return self.basis @ along if self.is_complement else torch.addmm(a, self.basis, along, alpha=-1)
+        if self.is_complement:
+            return self.basis @ (self.basis.T @ a)
+        return torch.addmm(a, self.basis, self.basis.T @ a, alpha=-1)
 
     def anchor(self, start: Tensor) -> "Anchored":
         """This projector for all updates that begin at the weight `start` (out, d), which must not change."""
@@ -92,7 +94,7 @@ class Anchored:
 
     projector: Projector
     held: Tensor  # W₀Φ (out, r) with the basis, or W₀ (out, d) with the complement
-    laid: dict[torch.Size, Tensor] = field(default_factory=dict)  # by input map: the basis laid out over it
+    laid: dict[Hashable, Tensor] = field(default_factory=dict, compare=False)  # by geometry: the basis over small maps
 
     @cached_property
     def fixed_part(self) -> Tensor:
