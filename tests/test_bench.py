@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedprotip import bench_cli, cli
 from fedprotip.bench import BENCHMARKS
 from fedprotip.bench.average import AverageSize
 from fedprotip.bench.base import Agreement, Benchmark, Case, Measured, Size, Target, row
@@ -26,11 +25,13 @@ from fedprotip.bench.round import RoundSize
 from fedprotip.bench.runner import run_benchmark
 from fedprotip.bench.task import TaskSize
 from fedprotip.bench.tasks import TasksSize
+from fedprotip.cli import app as cli
+from fedprotip.cli import bench as bench_cli
 from fedprotip.errors import RunError
-from fedprotip.federation.average import Average
+from fedprotip.federation.aggregate import Average
 from fedprotip.inference.ways import Vote
-from fedprotip.prefix import Rows
-from fedprotip.runs import RunFolder
+from fedprotip.models.prefix import Rows
+from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
 
 MODEL = ("model.name=small_cnn", "model.width=16", "model.depth=3", "model.norm=frozen")
@@ -102,13 +103,13 @@ WRONG = {
     "extract": ("fedprotip.methods.fedprotip.core_basis", half_the_threshold),
     "project": ("fedprotip.subspace.project.Projector.__call__", lambda self, g: g),
     "merge": ("fedprotip.subspace.merge.UnionMerge.result", lambda self: torch.eye(48, 16)),
-    "average": ("fedprotip.federation.average.Average.result", too_large),
-    "round": ("fedprotip.federation.average.Average.result", too_large),
-    "task": ("fedprotip.prefix.Rows.read", other_rows),
+    "average": ("fedprotip.federation.aggregate.Average.result", too_large),
+    "round": ("fedprotip.federation.aggregate.Average.result", too_large),
+    "task": ("fedprotip.models.prefix.Rows.read", other_rows),
     "evaluate": ("fedprotip.inference.ways.Vote.log_scores", the_other_way_round),
-    "clients": ("fedprotip.federation.average.Average.result", too_large),
-    "tasks": ("fedprotip.federation.average.Average.result", too_large),
-    "resume": ("fedprotip.runs.RunFolder.restore", other_tensors),
+    "clients": ("fedprotip.federation.aggregate.Average.result", too_large),
+    "tasks": ("fedprotip.federation.aggregate.Average.result", too_large),
+    "resume": ("fedprotip.store.folder.RunFolder.restore", other_tensors),
 }
 
 

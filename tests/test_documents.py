@@ -77,7 +77,7 @@ def test_a_method_is_one_file(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
     (tmp_path / "mine_method.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("fedprotip.settings._known", {k: dict(v) for k, v in settings._known.items()})
+    monkeypatch.setattr("fedprotip.settings.KNOWN", {k: dict(v) for k, v in settings.KNOWN.items()})
     importlib.import_module("mine_method")
     for decay in (0.0, 0.5):
         chosen = {**SMALL, "method": {"name": "mine", "decay": decay}}

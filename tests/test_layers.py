@@ -9,24 +9,8 @@ import fedprotip
 
 ROOT = Path(fedprotip.__file__).parent
 ORDER = [
-    *(
-        "errors",
-        "memory",
-        "tomltext",
-        "settings",
-        "seeds",
-        "messages",
-        "files",
-        "runs",
-        "subspace",
-        "models",
-        "stream",
-        "prefix",
-        "columns",
-        "capture",
-    ),
-    *("inference", "methods", "evaluation", "federation", "report", "answers", "api", "cells", "protocols"),
-    *("reproduce", "bench", "display", "data_cli", "bench_cli", "cli"),
+    *("errors", "seeds", "settings", "messages", "store", "subspace", "stream", "models", "inference", "methods"),
+    *("evaluation", "federation", "report", "answers", "api", "cells", "paper", "bench", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 

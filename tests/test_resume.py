@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import fedprotip
-from fedprotip import runs
 from fedprotip.federation.client import Workspace
 from fedprotip.settings import to_toml
+from fedprotip.store import folder as runs
 from tests.small import results, small
 
 LONG = {"train": {"rounds": 12, "epochs": 2, "batch": 16}, "run": {"threads": 1, "geometry": 4}}
@@ -124,7 +124,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, uninterrupted, writes)
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedprotip.files.os.fsync", full)
+        patch.setattr("fedprotip.store.files.os.fsync", full)
         with pytest.raises(fedprotip.RunError, match="No space left"):
             fedprotip.run(small(**LONG), out=folder)
     if runs.is_run(folder):

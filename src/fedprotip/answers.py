@@ -19,8 +19,8 @@ from fedprotip.inference.groups import mixture
 from fedprotip.inference.ways import Inference
 from fedprotip.methods import create_method
 from fedprotip.models import Network, build_network
-from fedprotip.runs import RunFolder
 from fedprotip.settings import Settings, load
+from fedprotip.store.folder import RunFolder
 from fedprotip.stream import Stream, build_stream
 
 KNOWLEDGE = ("subspaces", "references", "statistics", "calibration")

@@ -13,22 +13,22 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.capture import find_layers
 from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.client import Workspace, build_optimizer, full_state, load_state, prepare
+from fedprotip.federation.engines.local import LocalEngine
+from fedprotip.federation.engines.pool import WorkerEngine
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal, Observer
-from fedprotip.federation.local import LocalEngine
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Server, device_of
-from fedprotip.federation.workers import WorkerEngine
 from fedprotip.methods import create_method
 from fedprotip.models import Network, build_network
-from fedprotip.prefix import PrefixCache
+from fedprotip.models.capture import find_layers
+from fedprotip.models.prefix import PrefixCache
 from fedprotip.report import write_report
-from fedprotip.runs import RunFolder, explained, free_path
 from fedprotip.settings import Settings, parse_ids, to_toml
+from fedprotip.store.folder import RunFolder, explained, free_path
 from fedprotip.stream import build_stream, check_clients
 from fedprotip.stream.inspection import check_images
 

@@ -13,8 +13,8 @@ from fedprotip import settings as settings_file
 from fedprotip.api import Source, check, resume, run
 from fedprotip.errors import UsageError
 from fedprotip.federation.journal import Observer
-from fedprotip.runs import RunFolder, is_run
 from fedprotip.settings import Settings
+from fedprotip.store.folder import RunFolder, is_run
 
 
 @dataclass(frozen=True)

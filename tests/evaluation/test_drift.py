@@ -9,7 +9,7 @@ from fedprotip.evaluation.evaluate import answer, evaluate, evaluate_unknown
 from fedprotip.inference.statistics import FeatureMap, Sums
 from fedprotip.inference.ways import HEADS, STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
 from fedprotip.models import Network
-from fedprotip.prefix import PrefixCache
+from fedprotip.models.prefix import PrefixCache
 
 
 class Shift(torch.nn.Module):

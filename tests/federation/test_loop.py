@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.federation.average import Average
+from fedprotip.federation.aggregate import Average
 from fedprotip.federation.client import Workspace
-from fedprotip.federation.local import LocalEngine
+from fedprotip.federation.engines.local import LocalEngine
 from tests.small import results, small, tensors
 
 
@@ -294,7 +294,7 @@ class Tied(torch.nn.Module):
 
 
 def test_tied_weights_and_shared_modules_run_and_stay_protected(tmp_path, monkeypatch):
-    from tests.methods.test_projection import leak, two_tasks
+    from tests.methods.parts.test_projection import leak, two_tasks
 
     monkeypatch.setitem(__import__("fedprotip.models.heads").models.heads._builders, "mlp", lambda *_: Tied())
     layers, _, _ = two_tasks(tmp_path / "r")
@@ -320,7 +320,7 @@ def test_bad_metadata_is_rejected(tmp_path, train_with, meta):
 
 def test_a_full_disk_is_not_the_fault_of_a_client(tmp_path, monkeypatch):
     """With client state on disk, a write that fails stops the run instead of losing a client's state."""
-    from fedprotip.files import ObjectFolder
+    from fedprotip.store.files import ObjectFolder
     from tests.small import results as all_results
 
     settings = small(run={"state_mb": 0})

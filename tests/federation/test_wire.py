@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 import fedprotip
-from fedprotip.capture import find_layers
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
-from fedprotip.federation.local import LocalEngine
+from fedprotip.federation.engines.local import LocalEngine
 from fedprotip.federation.wire import Wire
 from fedprotip.messages import Message
 from fedprotip.methods import create_method
 from fedprotip.methods.base import START
 from fedprotip.models import build_network
+from fedprotip.models.capture import find_layers
 from fedprotip.models.heads import _builders
 from fedprotip.stream import build_stream
 from fedprotip.subspace.bank import SubspaceBank
-from tests.methods.test_projection import leak, two_tasks
+from tests.methods.parts.test_projection import leak, two_tasks
 from tests.small import results, small, tensors
 from tests.test_resume import stop_after
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.files import ClientStore, ObjectFolder
 from fedprotip.inference import route
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import ClientTask, create_method, identity
+from fedprotip.methods import ClientTask, create_method
 from fedprotip.methods.fedprotip import ROUTING, SIGMA
+from fedprotip.methods.parts import identity
 from fedprotip.models import build_network
-from fedprotip.prefix import PrefixCache
+from fedprotip.models.prefix import PrefixCache
+from fedprotip.store.files import ClientStore, ObjectFolder
 from fedprotip.stream import build_stream
 from fedprotip.subspace.bank import SubspaceBank
 from tests.small import small, tensors
@@ -117,9 +118,9 @@ def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
         "subspaces/routing/0000": torch.eye(24, 2),
     }
     captured = []
-    original = fedprotip.methods.fedprotip.capture
+    original = fedprotip.methods.fedprotip.models.capture
     monkeypatch.setattr(
-        "fedprotip.methods.fedprotip.capture",
+        "fedprotip.methods.fedprotip.models.capture",
         lambda *args: captured.append(dict(original(*args))) or dict(captured[-1]),
     )
     network.add_head([2, 3], 0, 1)

@@ -9,7 +9,7 @@ from fedprotip.stream import datasets
 def registries(monkeypatch):
     """What a test registers is forgotten after it."""
     for key in ("model.name", "data.name"):
-        monkeypatch.setitem(settings._known, key, dict(settings._known[key]))
+        monkeypatch.setitem(settings.KNOWN, key, dict(settings.KNOWN[key]))
     monkeypatch.setattr(heads, "_builders", dict(heads._builders))
     monkeypatch.setattr(freeze, "_stages", dict(freeze._stages))
     monkeypatch.setattr(datasets, "_loaders", dict(datasets._loaders))

@@ -64,7 +64,7 @@ def test_a_run_whose_module_is_not_registered_any_more_cannot_be_resumed(tmp_pat
     register("mine")(lambda s, shape: own_module())
     with pytest.raises(Stopped):
         fedprotip.run(settings(), out=tmp_path / "r", observers=[stop_after(1)])
-    monkeypatch.delitem(settings_module._known["model.name"], "mine")
+    monkeypatch.delitem(settings_module.KNOWN["model.name"], "mine")
     with pytest.raises(UsageError, match=r"^model\.name = .mine. is unknown"):
         fedprotip.resume(tmp_path / "r")
 

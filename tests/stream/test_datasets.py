@@ -42,7 +42,7 @@ def test_mean_and_std_are_those_of_the_training_images():
 
 
 def test_a_registered_dataset_is_a_valid_name(monkeypatch):
-    monkeypatch.setitem(settings_module._known, "data.name", dict(settings_module._known["data.name"]))
+    monkeypatch.setitem(settings_module.KNOWN, "data.name", dict(settings_module.KNOWN["data.name"]))
     monkeypatch.setattr(datasets, "_loaders", dict(datasets._loaders))
     with pytest.raises(UsageError, match=r"data\.name = 'mine' is unknown"):
         load({"data": {"name": "mine"}})

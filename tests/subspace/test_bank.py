@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.files import serialise
+from fedprotip.store.files import serialise
 from fedprotip.subspace.bank import SubspaceBank
 from tests.subspace import reference
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, row
-from fedprotip.federation.average import Average
+from fedprotip.federation.aggregate import Average
 from fedprotip.seeds import torch_stream
 
 DIFFERENT = 4

@@ -13,7 +13,7 @@ from fedprotip.evaluation.evaluate import evaluate
 from fedprotip.inference.route import CosineRouter
 from fedprotip.inference.ways import with_cosine
 from fedprotip.models import Network
-from fedprotip.prefix import PrefixCache
+from fedprotip.models.prefix import PrefixCache
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import load
 from fedprotip.stream import build_stream

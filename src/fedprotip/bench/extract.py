@@ -12,12 +12,12 @@ from torch import Tensor
 from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
 from fedprotip.federation.client import Workspace
-from fedprotip.files import ClientStore, ObjectFolder
 from fedprotip.methods import create_method
 from fedprotip.methods.base import ClientTask, Knowledge
 from fedprotip.methods.fedprotip import FedProTIP
 from fedprotip.models import Network
 from fedprotip.settings import Settings, load
+from fedprotip.store.files import ClientStore, ObjectFolder
 from fedprotip.stream import build_stream
 from fedprotip.subspace.bank import SubspaceBank
 

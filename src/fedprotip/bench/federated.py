@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedprotip import api
 from fedprotip.bench import inputs
-from fedprotip.protocols import layered, protocol
-from fedprotip.runs import is_run
+from fedprotip.paper.protocols import layered, protocol
 from fedprotip.settings import Settings, load
+from fedprotip.store.folder import is_run
 
 ROUNDING = 1e-5
 CLASSES = 10

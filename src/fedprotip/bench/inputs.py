@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedprotip.capture import Layer, find_layers
 from fedprotip.federation.client import release
 from fedprotip.models import Network, build_network
+from fedprotip.models.capture import Layer, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import Settings, load

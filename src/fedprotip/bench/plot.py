@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fedprotip.bench.base import Report, Row
-from fedprotip.files import write_atomic
 from fedprotip.report import style
+from fedprotip.store.files import write_atomic
 
 SIDES = (("ours", style.PALETTE[0], "o"), ("textbook", style.PALETTE[1], "s"))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedprotip.bench.base import Benchmark, Case, Size
 from fedprotip.errors import RunError
-from fedprotip.memory import hand_back_memory, status_mb
+from fedprotip.store.memory import hand_back_memory, status_mb
 
 CLEAR = Path("/proc/self/clear_refs")
 

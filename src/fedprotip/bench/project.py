@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
-from fedprotip.capture import Layer
 from fedprotip.federation.client import build_optimizer
 from fedprotip.methods import create_method
 from fedprotip.methods.base import Knowledge
 from fedprotip.models import Network
+from fedprotip.models.capture import Layer
+from fedprotip.models.prefix import still_prefix
 from fedprotip.models.steps import Hidden, run_steps
-from fedprotip.prefix import still_prefix
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import Settings, load
 from fedprotip.subspace.bank import SubspaceBank

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from fedprotip import api
 from fedprotip.bench import federated, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, RunSize, Side, Target, row
-from fedprotip.files import ClientStore, Tensors
-from fedprotip.runs import RunFolder, is_run
 from fedprotip.settings import load
+from fedprotip.store.files import ClientStore, Tensors
+from fedprotip.store.folder import RunFolder, is_run
 
 COST = Target("% of a round for its checkpoint", "lower", 3)
 Saved = tuple[dict[str, Any], dict[str, Tensors]]

@@ -10,10 +10,10 @@ from typing import Any
 from fedprotip.bench import federated, inputs
 from fedprotip.bench.base import Agreement, Benchmark, Case, Machine, Measured, Row, RunSize, Side, Target, row
 from fedprotip.bench.project import operations
-from fedprotip.capture import find_layers
-from fedprotip.evaluation.anchors import find
 from fedprotip.federation.client import local_batches
 from fedprotip.models import build_network
+from fedprotip.models.capture import find_layers
+from fedprotip.paper.anchors import find
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings, load
 from fedprotip.stream import Stream, build_stream

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from fedprotip import api
 from fedprotip.bench import federated, inputs, textbook
 from fedprotip.bench.base import Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
-from fedprotip.evaluation.anchors import EPOCHS, rounds
 from fedprotip.federation.client import full_state
-from fedprotip.files import size_of
 from fedprotip.models import build_network
+from fedprotip.paper.anchors import EPOCHS, rounds
 from fedprotip.settings import Settings, load
+from fedprotip.store.files import size_of
 from fedprotip.stream import build_stream
 
 TRAINING = Target("times the first tasks' time, training and task end", "lower", 1.5)

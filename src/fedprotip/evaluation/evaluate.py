@@ -21,11 +21,11 @@ from fedprotip.evaluation.portions import Portion, draw_groups, portions
 from fedprotip.evaluation.sweeps import Sweep
 from fedprotip.inference.ways import Inference, Routed
 from fedprotip.models import Network
-from fedprotip.prefix import InputBatch, PrefixCache
+from fedprotip.models.batches import pieces
+from fedprotip.models.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
-from fedprotip.stream.batches import pieces
 
 ROUTED = ("single", "batch64")
 QUANTILES = 500

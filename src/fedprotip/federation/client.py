@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from fedprotip.errors import UsageError, nearest
 from fedprotip.federation.wire import Wire
-from fedprotip.files import ClientStore
 from fedprotip.messages import Message
-from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Knowledge, Method
+from fedprotip.methods.parts import statistics
 from fedprotip.models import Network
+from fedprotip.models.batches import pieces
 from fedprotip.models.norms import moving_norms, training_mode
+from fedprotip.models.prefix import PrefixCache, still_prefix
 from fedprotip.models.steps import channels_last
-from fedprotip.prefix import PrefixCache, still_prefix
 from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
+from fedprotip.store.files import ClientStore
 from fedprotip.stream import Stream
-from fedprotip.stream.batches import pieces
 
 
 class Workspace:

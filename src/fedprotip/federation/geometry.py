@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.capture import Layer, find_layers
 from fedprotip.federation.client import local_batches
 from fedprotip.federation.server import Server
-from fedprotip.files import Tensors
 from fedprotip.models import Network
+from fedprotip.models.capture import Layer, find_layers
+from fedprotip.store.files import Tensors
 from fedprotip.subspace import geometry
 from fedprotip.subspace.project import Projector
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedprotip.federation.server import Progress, Server
-from fedprotip.files import ClientStore, Tensors
-from fedprotip.memory import peak_rss_mb
 from fedprotip.messages import Message
-from fedprotip.runs import RunFolder
+from fedprotip.store.files import ClientStore, Tensors
+from fedprotip.store.folder import RunFolder
+from fedprotip.store.memory import peak_rss_mb
 
 MOST_REASONS = 50
 """Different reasons of failures that are counted one by one; all are in events.jsonl."""

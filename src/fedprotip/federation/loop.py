@@ -16,13 +16,13 @@ from time import perf_counter
 
 from fedprotip.errors import RunError
 from fedprotip.evaluation.evaluate import evaluate, evaluate_unknown
-from fedprotip.federation.average import Average
+from fedprotip.federation.aggregate import Average
+from fedprotip.federation.engines.local import LocalEngine, Reply
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
-from fedprotip.federation.local import LocalEngine, Reply
 from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods.statistics import START
+from fedprotip.methods.parts.statistics import START
 
 PATIENCE = 3
 """Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.federation.average import Average
+from fedprotip.federation.aggregate import Average
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release, tensor_of
 from fedprotip.federation.wire import Wire
-from fedprotip.files import Tensors
 from fedprotip.inference.statistics import Gaussians
 from fedprotip.inference.ways import Inference
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import statistics
 from fedprotip.methods.base import START, Knowledge, Method
+from fedprotip.methods.parts import statistics
 from fedprotip.models import Network
-from fedprotip.prefix import PrefixCache
+from fedprotip.models.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
+from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
 
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from fedprotip.capture import Layer
-from fedprotip.files import Tensors
 from fedprotip.messages import PRECISIONS, Spec
 from fedprotip.methods.base import START, Knowledge, Method
 from fedprotip.models import Network
+from fedprotip.models.capture import Layer
 from fedprotip.settings import Settings
+from fedprotip.store.files import Tensors
 from fedprotip.subspace.coordinates import Complement
 
 

@@ -22,19 +22,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedprotip.capture import Layer
 from fedprotip.errors import UsageError
-from fedprotip.files import ClientStore
 from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference
 from fedprotip.messages import Message
 from fedprotip.models import Network
+from fedprotip.models.batches import pieces
+from fedprotip.models.capture import Layer
 from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.steps import Inputs
-from fedprotip.prefix import PrefixCache
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
+from fedprotip.store.files import ClientStore
 from fedprotip.stream import Stream
-from fedprotip.stream.batches import pieces
 from fedprotip.subspace.coordinates import Complement
 from fedprotip.subspace.project import Projector
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from fedprotip.inference.statistics import ridge
 from fedprotip.inference.ways import RIDGE, Columns, Inference, LargestOutput, LinearExpert, Way
 from fedprotip.messages import Message
-from fedprotip.methods import statistics
 from fedprotip.methods.base import ClientTask, Exchange, Knowledge, Method, register
+from fedprotip.methods.parts import statistics
 from fedprotip.models import Network
 from fedprotip.settings import MethodSettings
 

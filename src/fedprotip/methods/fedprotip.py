@@ -10,14 +10,14 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from fedprotip.capture import Layer, capture, find_layers
 from fedprotip.errors import UsageError
 from fedprotip.inference.ways import HEADS, ClassEvidence, Inference, Vote, Way
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
-from fedprotip.methods import identity, statistics
 from fedprotip.methods.base import START, ClientTask, Constraint, Exchange, Knowledge, Method, register
-from fedprotip.methods.projection import ProjectGradient, ProjectUpdate, linear_decay
+from fedprotip.methods.parts import identity, statistics
+from fedprotip.methods.parts.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.models import Network
+from fedprotip.models.capture import Layer, capture, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings

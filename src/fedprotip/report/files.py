@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedprotip import files
 from fedprotip.errors import RunError
+from fedprotip.store import files
 
 
 def write_atomic(path: Path, content: bytes | str) -> Path:

@@ -1,0 +1,265 @@
+"""The command `fedprotip`: verbs only, no logic.
+
+fedprotip demo                                             # FedAvg against FedProTIP in a minute
+fedprotip run my.toml --set train.rounds=5 --out runs/mine
+fedprotip resume runs/mine                                 # after an interruption
+fedprotip extend runs/mine --tasks 1                       # when the next task comes
+fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
+fedprotip bench --quick                                    # what it costs on this machine
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedprotip import api, cells
+from fedprotip import settings as settings_file
+from fedprotip.cli import bench as bench_cli
+from fedprotip.cli import data as data_cli
+from fedprotip.cli import display
+from fedprotip.errors import FedprotipError, UsageError
+from fedprotip.paper import reproduce as reproduction
+from fedprotip.report import comparison_rows, write_comparison, write_report
+from fedprotip.store.folder import RunFolder, is_run
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
+)
+app.add_typer(data_cli.app, name="data")
+app.command("bench", help=bench_cli.HELP)(bench_cli.bench)
+out, err = Console(), Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be given again."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)]
+Source = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SETTINGS.toml]", help="Settings; without, the defaults.", show_default=False),
+]
+
+
+@app.command()
+def run(
+    settings: Source = None,
+    overrides: Overrides = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Run folder, empty or missing.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run all tasks of one method and write a run folder with a report.
+
+    Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
+    """
+    with display.Progress(err) as progress:
+        summary = api.run(settings, overrides or [], folder, [progress])
+    _show_run(Path(progress.folder), summary, as_json)
+
+
+@app.command()
+def resume(folder: Run, as_json: Json = False) -> None:
+    """Continue an interrupted run. It ends with exactly the result it would have had."""
+    with display.Progress(err) as progress:
+        summary = api.resume(folder, [progress])
+    _show_run(folder, summary, as_json)
+
+
+@app.command()
+def extend(
+    folder: Run,
+    tasks: Annotated[int, typer.Option(help="How many further tasks.")] = 1,
+    clients: Annotated[
+        str | None, typer.Option(help="Clients that take part from now on, such as 0-2,7; default: the same.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a finished run with the next task, also with clients that left or joined meanwhile.
+
+    Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
+    """
+    with display.Progress(err) as progress:
+        summary = api.extend(folder, tasks, clients, [progress])
+    _show_run(folder, summary, as_json)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the run folders go.")] = Path("runs/demo"),
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    as_json: Json = False,
+) -> None:
+    """FedAvg forgets, FedProTIP remembers: five tasks of handwritten digits, about half a minute."""
+    settings = Path(str(files("fedprotip") / "configs" / "demo.toml"))
+    _compare_cells(settings, [], ["fedavg", "fedprotip"], seeds, [], folder, as_json)
+
+
+@app.command()
+def compare(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[SETTINGS.toml | DIR…]", help="Settings to run, or run folders.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="One run per value; may be given again.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and the comparison go.")] = Path("runs/compare"),
+    as_json: Json = False,
+) -> None:
+    """Methods × seeds (× values of a setting), or finished run folders, in one table with mean ± std.
+
+    Examples: [bold]fedprotip compare configs/demo.toml --methods fedavg,fedprotip --seeds 0,1,2[/bold],
+    [bold]fedprotip compare runs/a runs/b[/bold],
+    [bold]fedprotip compare my.toml --vary method.threshold=0.7,0.8,0.9 --set run.geometry=1[/bold]
+    """
+    given = sources or []
+    runs = [path for path in given if is_run(path)]
+    if runs and len(runs) == len(given):
+        _show_comparison(runs, folder, as_json)
+    elif len(given) <= 1 and not any(path.is_dir() for path in given):
+        chosen = [name for name in methods.split(",") if name]
+        _compare_cells(given[0] if given else None, overrides or [], chosen, seeds, vary or [], folder, as_json)
+    else:
+        wrong = next(path for path in given if not is_run(path))
+        raise UsageError(f"{wrong} is not a run folder; give one settings file, or run folders only.")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="[TABLE]", help="Such as table1 or fig5.", show_default=False)] = "",
+    scale: Annotated[str, typer.Option(help="paper: as published, for a GPU; cpu: smaller, for two cores.")] = "paper",
+    seeds: Annotated[int, typer.Option(help="Runs of every row, with seeds 0, 1, …")] = 3,
+    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Rows, also as 'cifar100-a0.5-*'.")] = None,
+    overrides: Overrides = None,
+    listed: Annotated[bool, typer.Option("--list", help="List tables, figures and their rows.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: the table from finished cells.")] = False,
+    results: Annotated[Path, typer.Option(help="Finished cells, small JSON files.")] = Path("results"),
+    folder: Annotated[Path, typer.Option("--out", help="Run folders of the cells.")] = Path("runs/reproduce"),
+    as_json: Json = False,
+) -> None:
+    """Run the rows of a table of the paper that are missing, and show them beside the published figures.
+
+    Example: [bold]fedprotip reproduce table1 --scale cpu --seeds 1 --only 'cifar100-a0.5-*'
+    --set data.root=DATA --set model.weights=DATA/resnet18.safetensors[/bold]
+    """
+    if listed or not name:
+        entries = [entry for entry in reproduction.overview(scale, results) if name in ("", entry["name"])]
+        if not entries:
+            reproduction.protocol(name)  # says which names there are
+        print(json.dumps(entries, indent=1, ensure_ascii=False)) if as_json else display.print_protocols(out, entries)
+        return
+    if not show:
+        plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
+        with display.Progress(err, runs=len(plan.cells)) as progress:
+            reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
+        for row, why in plan.skipped.items():
+            err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
+    outcome = reproduction.rebuild(name, scale, results)
+    paths = reproduction.write_table(outcome, results)
+    if as_json:
+        print(json.dumps([asdict(line) for line in outcome.lines], indent=1, ensure_ascii=False))
+    else:
+        display.print_reproduction(out, [asdict(line) for line in outcome.lines], paths)
+
+
+@app.command()
+def report(folder: Run) -> None:
+    """Write report.html, plots and tables of a run again."""
+    RunFolder.open(folder).read_json("summary.json")
+    out.print(str(write_report(folder)), soft_wrap=True)
+
+
+@app.command()
+def settings(
+    method: Annotated[str, typer.Option(help="Show the settings of this method.")] = "fedprotip",
+    as_json: Json = False,
+) -> None:
+    """All settings with their documentation and defaults, as a TOML file to start from.
+
+    Example: [bold]fedprotip settings > my.toml[/bold]
+    """
+    if as_json:
+        print(json.dumps(settings_file.documentation(), indent=1, ensure_ascii=False))
+    else:
+        print(settings_file.to_toml(settings_file.load({"method": {"name": method}}), documented=True), end="")
+
+
+@app.command()
+def info(folder: Run, as_json: Json = False) -> None:
+    """What a run folder holds: state, result, versions, and whether its files are intact."""
+    facts = api.inspect(folder)
+    if as_json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        display.print_info(out, facts)
+
+
+def _compare_cells(
+    source: Path | None,
+    overrides: list[str],
+    methods: list[str],
+    seeds: str,
+    vary: list[str],
+    folder: Path,
+    as_json: bool,
+) -> None:
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
+    planned = cells.plan_cells(source, overrides, methods, numbers, vary)
+    with display.Progress(err, runs=len(planned)) as progress:
+        folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
+    _show_comparison(folders, folder, as_json)
+
+
+def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, indent=1, ensure_ascii=False))
+    else:
+        display.print_summary(out, folder, summary)
+
+
+def _show_comparison(folders: list[Path], target: Path, as_json: bool) -> None:
+    page = write_comparison(folders, target)
+    rows = comparison_rows(folders)
+    if as_json:
+        print(json.dumps({"rows": rows, "report": str(page)}, indent=1, ensure_ascii=False))
+    else:
+        display.print_comparison(out, rows, page)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedprotip {version('fedprotip')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one sentence on stderr and an exit code."""
+    try:
+        app()
+    except FedprotipError as error:
+        err.print(f"[bold red]fedprotip:[/bold red] {display.plain(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,160 @@
+"""The command `fedprotip data`: what datasets there are, what a source holds, and fetching an official one.
+
+fedprotip data list
+fedprotip data check photos/ --set stream.tasks=3          # a folder, CSV, Parquet or NPZ of one's own, or a name
+fedprotip data get cifar100 --root ~/data                  # only this verb ever downloads anything
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from fedprotip import settings as settings_file
+from fedprotip.cli.display import plain
+from fedprotip.errors import UsageError
+from fedprotip.stream.archives import get as get_archive
+from fedprotip.stream.datasets import layouts, missing
+from fedprotip.stream.download import Progress
+from fedprotip.stream.inspection import inspect_data
+
+app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check your own, fetch official ones.")
+out, err = Console(), Console(stderr=True)
+SHOWN = 20
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Folder of the datasets.", envvar="FEDPROTIP_DATA", show_default=False),
+]
+
+
+@app.command("list")
+def list_(root: Root = None, as_json: Json = False) -> None:
+    """All datasets, what they need, and whether that is under the data root."""
+    rows = [_row(name, choices, root) for name, choices in sorted(layouts().items())]
+    if as_json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    table = Table("data.name", "needs", "state")
+    for row in rows:
+        table.add_row(row["name"], plain(row["needs"]), row["state"])
+    out.print(table)
+    _say(f"Data root: {root or 'none; set data.root or FEDPROTIP_DATA'}")
+
+
+@app.command()
+def check(
+    source: Annotated[str, typer.Argument(metavar="SOURCE|NAME", help="Folder, file or dataset.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the run; may be given again."),
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option("--settings", help="Settings file of the run.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Counts per class, task and client, files that cannot be read, and what a run would do.
+
+    Example: [bold]fedprotip data check photos/ --set stream.tasks=3[/bold]
+    """
+    chosen = [f"data.name={json.dumps(source)}"]
+    if source not in layouts():
+        chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
+    facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]), _watch)
+    if as_json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        _print_facts(facts)
+    if facts["problem"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Dataset.", show_default=False)],
+    root: Root = None,
+) -> None:
+    """Download the official archive of a dataset, check and unpack it; a broken download is continued."""
+    if root is None:
+        raise UsageError("Where to? Give --root DIR, or set the environment variable FEDPROTIP_DATA.")
+    with _Bars() as shown:
+        sentence = get_archive(name, root, shown.of)
+    _say(sentence)
+
+
+def _row(name: str, choices: tuple[tuple[str, ...], ...], root: Path | None) -> dict[str, Any]:
+    needs = " or ".join(" and ".join(sorted({path.split("/")[0] for path in layout})) for layout in choices)
+    if name == "own":
+        state, needs = "data.source", "a folder, .csv, .parquet or .npz"
+    elif not choices:
+        state, needs = "ready", "nothing"
+    else:
+        found = root is not None and any(not missing(root, layout) for layout in choices)
+        state = "ready" if found else "missing"
+    return {"name": name, "needs": needs, "state": state}
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    shape = "×".join(map(str, facts["image_shape"]))
+    _say(f"{facts['train']:,} training and {facts['test']:,} test images of {shape}, {facts['kept']}.")
+    classes = Table("class", "training", "test")
+    for row in facts["classes"][:SHOWN]:
+        classes.add_row(plain(row["name"]), str(row["train"]), str(row["test"]))
+    out.print(classes)
+    if len(facts["classes"]) > SHOWN:
+        _say(f"… and {len(facts['classes']) - SHOWN} further classes (--json lists all).")
+    tasks = Table("task", "name", "classes", "training", "test", "by client")
+    for row in facts["tasks"]:
+        name, held = row["name"], " ".join(map(str, row["clients"].values()))
+        name = name if len(name) <= 40 else name[:39] + "…"
+        numbers = [str(row["index"]), plain(name), str(len(row["classes"])), str(row["train"]), str(row["test"])]
+        tasks.add_row(*numbers, held)
+    if facts["tasks"]:
+        out.print(tasks)
+    for row in facts["unreadable"][:SHOWN]:
+        _say(f"unreadable: {row['path']}: {row['reason']}")
+    if facts["plan"]:
+        _say(f"A run would do: {facts['plan']}")
+    _say(f"In the way: {facts['problem']}" if facts["problem"] else "Nothing is in the way.")
+
+
+def _say(text: str) -> None:
+    out.print(plain(text), soft_wrap=True)
+
+
+def _watch(faults: Iterator[str], files: int) -> Iterator[str]:
+    """A bar over the files that are read; silent when stderr is not a terminal."""
+    return iter(bars.track(faults, "Reading images", files, console=err, transient=True, disable=not err.is_terminal))
+
+
+class _Bars:
+    """A bar per file; silent when stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        self._bars = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(),
+            bars.DownloadColumn(),
+            bars.TransferSpeedColumn(),
+            bars.TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def of(self, name: str) -> Progress:
+        bar = self._bars.add_task(plain(name), total=None)
+        return lambda done, total: self._bars.update(bar, completed=done, total=total or None)

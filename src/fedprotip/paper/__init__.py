@@ -1,0 +1,1 @@
+"""The paper: its numbers, its experiments as rows of settings, and running what is missing of them."""

@@ -1,0 +1,239 @@
+"""The numbers that the paper publishes, with the protocol behind each, and how ours compare with them.
+
+    find(table=1, dataset="cifar100", alpha=0.5, method="fedprotip", mode="batch64", metric="acc")[0].value   # 86.0
+
+The data are in published.toml beside this file.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from pathlib import PurePath
+from typing import Any
+
+from fedprotip.errors import UsageError, nearest
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of a run as a nested mapping."""
+Figure = tuple[str, str, str]
+"""Metric, mode, and the part that a figure is about: a task, a kind of message, a phase."""
+LESS_IS_BETTER = frozenset({"ft", "mib", "hours"})
+DOMAIN_ORDERS = {
+    1: ["clipart", "real", "painting", "sketch", "infograph", "quickdraw"],
+    2: ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
+}
+"""The two orders of DomainNet (Tables 12 and 13)."""
+EPOCHS = 5
+"""Local epochs in a round, everywhere in the paper."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One number of the paper and the protocol it belongs to. Tasks count from 1, as in the paper."""
+
+    table: int
+    dataset: str
+    tasks: int
+    partition: str  # iid or dirichlet
+    clients: int
+    fraction: float
+    backbone: str
+    pretrained: bool
+    mode: str  # aware, agnostic, batch64; empty where the number belongs to no mode
+    metric: str  # acc, ft (%), routing (share), mib (per client and task), hours
+    batch: int
+    overlap: int
+    sketch: str  # columns s of the sketch, "d" for the layer's width; empty without
+    method: str
+    value: float
+    alpha: float | None = None  # Dirichlet α; None for iid
+    threshold: float | None = None  # ε, for methods that have one
+    m_s: int | None = None  # sampled columns, for methods that have them
+    order: int | None = None  # which of the two orders of DomainNet
+    task: int | None = None  # the single task that the number is about
+    kind: str = ""  # mib: kind of message; hours: phase
+    std: float | None = None
+    note: str = ""
+
+    @property
+    def figure(self) -> Figure:
+        """What the number measures, in the terms of `figures`."""
+        return self.metric, self.mode, " ".join(filter(None, (self.kind, f"task {self.task}" if self.task else "")))
+
+    @property
+    def protocol(self) -> str:
+        """How the number was obtained, in a few words, with what the paper contradicts."""
+        order = f" order {self.order}" if self.order else ""
+        weights = "pretrained" if self.pretrained else "from scratch"
+        words = [
+            f"Table {self.table}: {self.dataset} ×{self.tasks}{order}",
+            _partition(self.partition, self.alpha),
+            f"{self.clients} clients",
+            f"{self.backbone} {weights}",
+            f"{rounds(self.dataset, self.backbone)} × {EPOCHS} epochs",
+            f"batch {self.batch}",
+            *([f"ε {self.threshold}"] if self.threshold else []),
+            *([self.note] if self.note else []),
+        ]
+        return ", ".join(words)
+
+
+FIELDS = frozenset(field.name for field in fields(Published))
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All records of published.toml, in the order of the paper."""
+    raw = tomllib.loads((files("fedprotip.paper") / "published.toml").read_text(encoding="utf-8"))
+    return tuple(_completed(record, raw) for block in raw["block"] for record in _records(block))
+
+
+def find(**wanted: Any) -> list[Published]:
+    """Records whose fields have these values; a tuple or list means any of its values.
+
+    >>> find(table=3, clients=20, method="fot", metric="acc")[0].value
+    37.35
+    """
+    for name in wanted:
+        if name not in FIELDS:
+            raise UsageError(f"{name!r} is not a field of the published numbers; {nearest(name, FIELDS)}.")
+    return [record for record in published() if _matches(vars(record), wanted)]
+
+
+def rounds(dataset: str, backbone: str) -> int:
+    """Global rounds of a task in the paper (appendices D.1 and E.3)."""
+    return 20 if dataset == "domainnet" or backbone == "vit_b16" else 50
+
+
+def figures(summary: Mapping[str, Any]) -> dict[Figure, float]:
+    """What a finished cell of `fedprotip reproduce` measured, under the same names as the published numbers."""
+    found: dict[Figure, float] = {}
+    for metric, key in (("acc", "accuracy"), ("ft", "forgetting")):
+        found |= {(metric, mode, ""): value for mode, value in summary[key].items()}
+    for mode in ("single", "batch64"):
+        by_task = summary["routing"].get(f"{mode}_by_task", [])
+        found |= {("routing", mode, f"task {task}"): share for task, share in enumerate(by_task, 1)}
+    for kind, by_task in summary["mib_by_task"].items():
+        found |= {("mib", "", f"{kind} task {task}"): size for task, size in enumerate(by_task, 1)}
+        found["mib", "", kind] = sum(by_task) / len(by_task)
+    found |= {("hours", "", phase): seconds / 3600 for phase, seconds in summary["seconds"].items()}
+    peaks = {"rss": summary["peak_rss_mb"], "gpu": summary["peak_gpu_mb"]}
+    found |= {("memory", "", f"{name} MiB"): peak for name, peak in peaks.items() if peak is not None}
+    if "geometry" in summary:
+        adequacy = enumerate(summary["geometry"]["rho_mean"], 1)
+        found |= {("rho", "", f"task {task}"): value for task, value in adequacy if value is not None}
+        found["beta", "", "mean"] = summary["geometry"]["beta_bar"]
+    return found
+
+
+def judge(values: Sequence[float], runs: Sequence[Settings], record: Published | None) -> tuple[str, str]:
+    """Verdict on our values of one figure (a run each), and why they cannot be compared where they cannot."""
+    if record is None:
+        return "not published", ""
+    if not values:
+        return "not run", ""
+    reasons = list(dict.fromkeys(reason for settings in runs for reason in departures(settings, record)))
+    if reasons:
+        return "not comparable", "; ".join(reasons)
+    ours = sum(values) / len(values)
+    wins = ours < record.value if record.metric in LESS_IS_BETTER else ours > record.value
+    return "beats" if wins else "below", ""
+
+
+def departures(settings: Settings, record: Published) -> list[str]:
+    """In what a run leaves the protocol of a published number.
+
+    Options of the method itself are not protocol: a variant that does better under the same protocol beats it.
+    """
+    data, stream, clients = settings["data"], settings["stream"], settings["clients"]
+    model, train = settings["model"], settings["train"]
+    budget = f"{rounds(record.dataset, record.backbone)} × {EPOCHS}"
+    pairs = [
+        ("data", data["name"], record.dataset),
+        ("tasks", stream["tasks"], record.tasks),
+        ("overlap", stream["overlap"], record.overlap),
+        ("clients", clients["count"], record.clients),
+        ("participation", clients["fraction"], record.fraction),
+        ("partition", _partition(clients["partition"], clients["alpha"]), _partition(record.partition, record.alpha)),
+        ("backbone", model["name"], record.backbone),
+        ("weights", _weights(model["weights"]), "ImageNet" if record.pretrained else "random"),
+        ("rounds × epochs", f"{train['rounds']} × {train['epochs']}", budget),
+        ("batch", train["batch"], record.batch),
+        ("lr", train["lr"], 0.01),
+        ("weight decay", train["weight_decay"], 5e-4),
+        ("optimiser", train["optimizer"], "SGD"),
+    ]
+    if record.backbone == "resnet18":
+        pairs.append(("frozen", f"{model['freeze']} from {model['freeze_from']}", "layer2 from first"))
+    if record.order:
+        pairs.append(("order", stream["order"], DOMAIN_ORDERS[record.order]))
+    if record.mode == "batch64":
+        pairs.append(("routing group", settings["evaluate"]["group"], record.batch))
+    found = [f"{name} {ours}, paper {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    if train["steps"]:
+        found.append(f"{train['steps']} steps a round, paper {EPOCHS} epochs")
+    return [*found, "other hardware"] if record.metric == "hours" else found
+
+
+def _weights(path: str) -> str:
+    """What stands behind model.weights, as far as its file name says."""
+    name = PurePath(path).name
+    return "random" if not name else name if "rebuilt" in name else "ImageNet"
+
+
+def _partition(partition: str, alpha: float | None) -> str:
+    return "iid" if partition == "iid" else f"α {alpha}"
+
+
+def _records(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The numbers of one block with what its fields, rows and columns say."""
+    columns = [_words(" ".join(words)) for words in product(*map(_axis, block["columns"]))]
+    for line in block["rows"].strip().splitlines():
+        names, _, numbers = line.partition("|")
+        keys = dict(zip(block["keys"], map(_value, names.split()), strict=True))
+        for column, number in zip(columns, numbers.split(), strict=True):
+            if number != "-":
+                value, _, std = number.partition("±")
+                measured = {"value": float(value), "std": float(std) if std else None}
+                yield {"table": block["table"], **block["fields"], **keys, **column, **measured}
+
+
+def _completed(record: dict[str, Any], raw: Mapping[str, Any]) -> Published:
+    record = raw["defaults"] | {"partition": "dirichlet" if "alpha" in record else "iid"} | record
+    for rule in raw["rule"]:
+        if _matches(record, rule["when"]):
+            record = {**record, **{name: value for name, value in rule["set"].items() if not record.get(name)}}
+    return Published(**record | {"sketch": str(record["sketch"])})
+
+
+def _axis(entries: list[str]) -> list[str]:
+    """Entries of an axis; "task=1..3" stands for three of them."""
+    name, dots, last = entries[0].partition("..")
+    if not dots:
+        return entries
+    key, _, first = name.partition("=")
+    return [f"{key}={number}" for number in range(int(first), int(last) + 1)]
+
+
+def _words(text: str) -> dict[str, Any]:
+    return {key: _value(value) for key, _, value in (word.partition("=") for word in text.split())}
+
+
+def _value(text: str) -> str | int | float:
+    """A number where it is one, else the word itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _matches(record: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(
+        record.get(name) in values if isinstance(values, tuple | list) else record.get(name) == values
+        for name, values in wanted.items()
+    )

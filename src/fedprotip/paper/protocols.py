@@ -1,0 +1,323 @@
+"""The experiments of the paper as named protocols: one for every table and figure that has one.
+
+    fedprotip reproduce --list
+    fedprotip reproduce table1 --scale cpu --only cifar100-a0.5-fedprotip
+
+A row is one run: what distinguishes it, and where its published numbers are. A scale adds the budget: `paper` is
+the paper's own, `cpu` the whole data set with a budget for two cores. A run gives all modes at once, so the
+paper's FedProTIP (-t) and FedProTIP are one row; only with domains are they two, as (-t) has a shared head there.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from fedprotip import settings as settings_file
+from fedprotip.errors import UsageError, nearest
+from fedprotip.paper.anchors import DOMAIN_ORDERS, EPOCHS, rounds
+
+Nested = Mapping[str, Mapping[str, Any]]
+
+SCALES = ("paper", "cpu")
+CPU_DATA = ("cifar100", "digit_domains", "digits")
+METHODS = ("fedavg", "glfc", "lga", "target", "lander", "fot", "fedprotip")
+CLASS_ONLY = ("glfc", "lga")  # incompatible with domain-incremental learning (Table 1)
+PREFIX = {"resnet18": "layer2", "vit_b16": "block5"}  # frozen after the first task (appendix E.2)
+KINDS = {"data.name": "the dataset", "model.name": "the backbone", "method.name": "the method"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a protocol."""
+
+    name: str
+    settings: Nested  # what distinguishes the row; it stands above the budget of the scale
+    published: Mapping[str, Any] = field(default_factory=dict)  # for anchors.find; empty: no number in the paper
+    scales: tuple[str, ...] = SCALES
+
+    @property
+    def data(self) -> str:
+        return self.settings["data"]["name"]
+
+    @property
+    def method(self) -> str:
+        return self.settings["method"]["name"]
+
+    @property
+    def model(self) -> str:
+        return self.settings.get("model", {}).get("name", "resnet18")
+
+    @property
+    def pretrained(self) -> bool:
+        return self.model in PREFIX and self.settings.get("model", {}).get("weights") != ""
+
+    def at(self, scale: str) -> dict[str, dict[str, Any]]:
+        """The settings at a scale, as a nested mapping for `settings.load`."""
+        return layered(_paper(self) if scale == "paper" else _cpu(self), self.settings)
+
+    def why_not(self, scale: str) -> str:
+        """Why the row does not exist at a scale; empty when it does."""
+        if scale not in self.scales:
+            return f"it exists at scale {self.scales[0]!r} only"
+        if scale == "cpu" and self.data not in CPU_DATA:
+            return f"{self.data} at 224 px is beyond two cores"
+        if scale == "cpu" and self.model == "vit_b16":
+            return "ViT-B/16 at 224 px is beyond two cores"
+        if scale == "cpu" and self.model == "resnet18" and not self.pretrained:
+            return "a ResNet-18 from scratch learns nothing in three epochs, and its prefix cannot be frozen"
+        return ""
+
+    def missing(self, scale: str) -> list[str]:
+        """What this version of the package lacks for the row: unregistered names, else the first invalid setting."""
+        wanted = self.at(scale)
+        named = {key: wanted[key.partition(".")[0]]["name"] for key in KINDS}
+        absent = [f"{KINDS[key]} {name!r}" for key, name in named.items() if name not in settings_file.KNOWN[key]]
+        if absent:
+            return absent
+        try:
+            settings_file.load(wanted)
+        except UsageError as error:
+            return [str(error).rstrip(".")]
+        return []
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+    def row(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise UsageError(f"{self.name} has no row {name!r}; {nearest(name, [row.name for row in self.rows])}.")
+
+
+def protocol(name: str) -> Protocol:
+    """The protocol of this name."""
+    if name not in PROTOCOLS:
+        raise UsageError(f"{name!r} is not a table or figure with an experiment; {nearest(name, PROTOCOLS)}.")
+    return PROTOCOLS[name]
+
+
+def layered(*layers: Nested) -> dict[str, dict[str, Any]]:
+    """Nested settings, later layers on top."""
+    merged: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for section, values in layer.items():
+            merged[section] = {**merged.get(section, {}), **values}
+    return merged
+
+
+# Budgets: what a scale adds to a row
+
+
+def _paper(row: Row) -> Nested:
+    """Section 6 and appendix E.3."""
+    train = {"epochs": EPOCHS, "batch": 64, "lr": 0.01, "weight_decay": 5e-4, "optimizer": "SGD"}
+    budget: Nested = {"train": {**train, "rounds": rounds(row.data, row.model)}, "run": {"device": "auto"}}
+    if row.model in PREFIX:
+        stem = {"stem": "cifar" if row.data == "cifar100" else "imagenet"} if row.model == "resnet18" else {}
+        model = {"name": row.model, "freeze": PREFIX[row.model], "freeze_from": "first", **stem}
+        return layered(budget, {"model": model, "train": {"augment": "standard"}})
+    return budget
+
+
+def _cpu(row: Row) -> Nested:
+    """Three local epochs a task; the prefix is frozen from the start, as the two cores ask for."""
+    budget = {"train": {"rounds": 3, "epochs": 1, "batch": 64, "lr": 0.01, "weight_decay": 5e-4}}
+    if row.model == "resnet18":
+        prefix = {"name": "resnet18", "stem": "stride1", "freeze": "layer2", "freeze_from": "start", "norm": "frozen"}
+        return layered(budget, {"model": prefix})
+    return budget
+
+
+# Pieces of rows: (label, settings, keys of the published numbers)
+
+Piece = tuple[str, Nested, Mapping[str, Any]]
+
+
+def _piece(label: str, settings: Nested | None = None, **keys: Any) -> Piece:
+    return label, settings or {}, keys
+
+
+def _imagenet_r(tasks: int) -> Piece:
+    settings: Nested = {"data": {"name": "imagenet_r"}, "stream": {"tasks": tasks}}
+    return _piece(f"imagenet_r-{tasks}", settings, dataset="imagenet_r", tasks=tasks)
+
+
+def _domainnet(order: int) -> Piece:
+    stream = {"scenario": "domain", "tasks": 6, "order": DOMAIN_ORDERS[order]}
+    settings: Nested = {"data": {"name": "domainnet"}, "stream": stream}
+    return _piece(f"domainnet-o{order}", settings, dataset="domainnet", order=order)
+
+
+def _dirichlet(alpha: float) -> Piece:
+    return _piece(f"a{alpha}", {"clients": {"partition": "dirichlet", "alpha": alpha}}, alpha=alpha)
+
+
+def _clients(count: int) -> Piece:
+    """The share that trains in a round keeps five clients busy (appendix E.3)."""
+    return _piece(f"k{count}", {"clients": {"count": count, "fraction": 5 / count}}, clients=count)
+
+
+def _epsilon(value: float) -> Piece:
+    return _piece(f"e{value}", {"method": {"threshold": value}}, threshold=value)
+
+
+def _overlap(shared: int, tasks: int, classes: int) -> Piece:
+    stream = {"overlap": shared, "tasks": tasks, "task_size": classes}
+    return _piece(f"overlap{shared}", {"stream": stream}, overlap=shared)
+
+
+def _sketch(columns: int) -> Piece:
+    """0: as many columns as the layer is wide."""
+    settings = {"method": {"merge": "sketch", "sketch": columns, "threshold": 0.775}}
+    return _piece(f"s{columns or 'd'}", settings, sketch=str(columns or "d"))
+
+
+def _methods(names: Iterable[str], domains: bool, cifar: bool) -> list[Piece]:
+    """A piece for each method that can learn the scenario; FOT's thresholds are those of appendix E.3."""
+    pieces = []
+    for name in names:
+        options: dict[str, Any] = {"fot": {"threshold": 0.87 if cifar else 0.9, "increment": 0.01}}.get(name, {})
+        if name == "fedprotip":
+            options = {"router": "cosine", "statistics": False}  # the paper's; the others are in `reproduce single`
+        settings = {"method": {"name": name, **options}}
+        if domains and name == "fedprotip":
+            own, shared = ({**settings, "model": {"head": head}} for head in ("per_task", "shared"))
+            pieces.append(_piece(name, own, method=name, mode=["aware", "batch64"]))
+            pieces.append(_piece(f"{name}-t", shared, method=name, mode="agnostic"))
+        elif not (domains and name in CLASS_ONLY):
+            pieces.append(_piece(name, settings, method=name))
+    return pieces
+
+
+def _grid(table: int, data: Piece, *axes: Piece | list[Piece], methods: Iterable[str] = METHODS) -> list[Row]:
+    """A row for every combination, methods fastest; table 0: the paper prints no number."""
+    domains, cifar = data[1]["stream"].get("scenario") == "domain", data[0] == "cifar100"
+    lists = [axis if isinstance(axis, list) else [axis] for axis in (data, *axes)]
+    rows = []
+    for pieces in product(*lists, _methods(methods, domains, cifar)):
+        keys = {name: value for _, _, named in pieces for name, value in named.items()}
+        name = "-".join(label for label, _, _ in pieces if label)
+        rows.append(Row(name, layered(*(part for _, part, _ in pieces)), {"table": table, **keys} if table else {}))
+    return rows
+
+
+def _digit_domains() -> list[Row]:
+    """MNIST → USPS → digits: domains that two cores can learn, beside DomainNet. The paper has no number for them.
+
+    A perceptron from scratch on all 68,643 images, some two minutes a run. 50 epochs, as the last domain has 1,352.
+    """
+    settings: Nested = {
+        "data": {"name": "digit_domains"},
+        "stream": {"scenario": "domain", "tasks": 3},
+        "model": {"name": "mlp", "width": 256, "depth": 3},
+        "train": {"rounds": 10, "epochs": 5, "lr": 0.1},
+    }
+    rows = _grid(0, _piece("digit_domains", settings), SPLITS, methods=("fedavg", "fot", "fedprotip"))
+    return [replace(row, scales=("cpu",)) for row in rows]
+
+
+def _single() -> list[Row]:
+    """One sample at a time, beside closed-form rivals on the same backbone. Not in the paper.
+
+    Heads of all trained methods begin in closed form, and steps are small: the discriminant is good already.
+    """
+    closed: Nested = {"train": {"head_start": "closed", "lr": 0.001}}
+    ours = {"name": "fedprotip", "rank_rule": "energy", "threshold": 0.775, "routing_rank": 20, "router": "fused"}
+    label, base, _ = CIFAR
+    rows = {
+        "lda": {"method": {"name": "lda"}},
+        "ridge": {"method": {"name": "ridge"}},
+        "fedavg": layered(closed, {"method": {"name": "fedavg"}}),
+        "fedprotip": layered(closed, {"method": ours}),
+    }
+    return [Row(f"{label}-{HALF[0]}-{name}", layered(base, HALF[1], settings)) for name, settings in rows.items()]
+
+
+CIFAR = _piece("cifar100", {"data": {"name": "cifar100"}, "stream": {"tasks": 10}}, dataset="cifar100")
+DOMAINNET = _domainnet(1)
+TENS = (CIFAR, _imagenet_r(10), DOMAINNET)
+HALF = _dirichlet(0.5)
+SPLITS = [_piece("iid", {"clients": {"partition": "iid"}}, partition="iid"), HALF, _dirichlet(0.2)]
+COMMON, OURS = ("fedavg", "target", "lander", "fot", "fedprotip"), ("fedprotip",)
+SCRATCH = _piece("scratch", {"model": {"weights": ""}, "method": {"threshold": 0.95}}, pretrained=False)
+VIT = _piece("vit", {"model": {"name": "vit_b16"}, "data": {"normalize": "half"}}, backbone="vit_b16")
+ENERGY = _piece("energy", {"method": {"rank_rule": "energy", "threshold": 0.775}})  # the rule of the authors' code
+BATCHES = [_piece(f"b{b}", {"train": {"batch": b}, "evaluate": {"group": b}}, batch=b) for b in (32, 64, 128)]
+COLUMNS = [_piece(f"m{m}", {"method": {"columns": m}}, m_s=m) for m in (2048, 1024, 512)]
+GEOMETRY = _piece("", {"run": {"geometry": 10}})
+SIDES = [_piece(side, {"method": {"projection": side}}) for side in ("local", "global")]
+BY_TASK = (CIFAR, *map(_imagenet_r, (5, 10, 20)), DOMAINNET, _domainnet(2))
+
+
+def _each(table: int, datasets: Iterable[Piece], *axes: Piece | list[Piece], **kwargs: Any) -> list[Row]:
+    return [row for data in datasets for row in _grid(table, data, *axes, **kwargs)]
+
+
+def _listed() -> dict[str, tuple[str, list[Row]]]:
+    """Title and rows of every table and figure with an experiment."""
+    epsilons, sizes = list(map(_epsilon, (0.7, 0.8, 0.9))), list(map(_imagenet_r, (5, 10, 20)))
+    routing = [row for row in _each(14, BY_TASK, HALF, methods=OURS) if not row.name.endswith("-t")]
+    cost = _each(0, TENS, HALF)
+    return {
+        "table1": (
+            "CIFAR-100 and DomainNet by heterogeneity",
+            _each(1, (CIFAR, DOMAINNET), SPLITS) + _grid(1, CIFAR, HALF, ENERGY, methods=OURS),
+        ),
+        "table2": ("ImageNet-R in 5, 10 and 20 tasks", _each(2, sizes, SPLITS[:2])),
+        "table3": (
+            "5, 10 and 20 clients",
+            _grid(3, CIFAR, HALF, list(map(_clients, (5, 10, 20))), methods=METHODS[1:]),
+        ),
+        "table5": ("Task-agnostic methods", _grid(5, CIFAR, HALF, methods=("pec", "scr", "lode", "fedprotip"))),
+        "table6": ("ResNet-18 from scratch", _grid(6, CIFAR, HALF, SCRATCH, methods=COMMON)),
+        "table7": ("ViT-B/16", _grid(7, CIFAR, HALF, VIT, methods=COMMON)),
+        "table8": ("Sampled columns m_s", _grid(8, CIFAR, HALF, COLUMNS, methods=OURS)),
+        "table9": (
+            "Bytes per client and task",
+            _grid(9, CIFAR, HALF, methods=("fot", *OURS)) + _grid(9, CIFAR, HALF, ENERGY, methods=OURS),
+        ),
+        "table10": ("Batch size; routing groups follow it", _grid(10, CIFAR, HALF, BATCHES)),
+        "table11": ("Thresholds ε", _each(11, TENS, HALF, epsilons, methods=OURS)),
+        "table12": (
+            "DomainNet, order 1; beside it MNIST, USPS and digits for two cores",
+            _grid(12, DOMAINNET, SPLITS) + _digit_domains(),
+        ),
+        "table13": ("DomainNet, order 2", _grid(13, _domainnet(2), SPLITS)),
+        "table14": ("Routing by task", routing),
+        "table15": (
+            "Class overlap",
+            _grid(15, CIFAR, HALF, [_overlap(1, 11, 10), _overlap(2, 14, 9)], methods=OURS),
+        ),
+        "table16": ("Aware and agnostic", _each(16, TENS, HALF)),
+        "table17": ("CIFAR-100 by heterogeneity, with deviations", _grid(17, CIFAR, SPLITS)),
+        "table19": ("Sketch sizes", _grid(19, CIFAR, HALF, list(map(_sketch, (0, 128, 64))), methods=OURS)),
+        "fig2": (
+            "Adequacy ρ̂ and interference β̂ by threshold",
+            _grid(0, CIFAR, HALF, GEOMETRY, list(map(_epsilon, (0.7, 0.75, 0.8, 0.85, 0.9))), methods=OURS),
+        ),
+        "fig3": (
+            "Accuracy over tasks; the published numbers are where the curves end",
+            _each(16, TENS[:2], HALF) + _grid(2, sizes[2], HALF),
+        ),
+        "fig4": ("Routing by task, and accuracy by ε", routing + _grid(11, CIFAR, HALF, epsilons, methods=OURS)),
+        "fig5": (
+            "Local and global projection; Table 1 has the number of one of them",
+            _grid(1, CIFAR, SPLITS[2], SIDES[:1], methods=OURS)
+            + _grid(0, CIFAR, SPLITS[2], SIDES[1:], methods=OURS)
+            + _grid(0, CIFAR, [_dirichlet(0.1), _dirichlet(0.05)], SIDES, methods=OURS),
+        ),
+        "single": ("One sample at a time (not in the paper)", _single()),
+        "fig6": ("Time and memory", cost),
+        "fig7": ("Memory by phase", cost),
+    }
+
+
+PROTOCOLS = {name: Protocol(name, title, tuple(rows)) for name, (title, rows) in _listed().items()}

@@ -1,0 +1,288 @@
+"""Run the rows of a table of the paper, keep each finished run as a small file, put ours beside the published.
+
+    fedprotip reproduce --list
+    fedprotip reproduce table1 --scale cpu --seeds 3 --only 'cifar100-a0.5-*' --set model.weights=resnet18.safetensors
+    fedprotip reproduce table1 --scale cpu --show           # from the files alone, nothing is run
+
+A finished run is RESULTS/<table>/<scale>/<row>-s<seed>.json; its run folder is RUNS/<table>/<scale>/<row>-s<seed>.
+A changed setting makes a row of its own, <row>+<key>-<value>, except what only says where and how fast it runs.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+from typing import Any
+
+from fedprotip import settings as settings_file
+from fedprotip.api import check
+from fedprotip.cells import Cell, run_cells
+from fedprotip.errors import RunError, UsageError, nearest
+from fedprotip.federation.journal import Observer
+from fedprotip.paper import comparison as report
+from fedprotip.paper.anchors import Published, figures, find, judge
+from fedprotip.paper.comparison import Line, Outcome
+from fedprotip.paper.protocols import PROTOCOLS, SCALES, Protocol, Row, protocol
+from fedprotip.report.style import png
+from fedprotip.report.tables import Stat
+from fedprotip.settings import Settings
+from fedprotip.store.files import write_atomic
+from fedprotip.store.folder import RunFolder
+
+RESULTS, RUNS = Path("results"), Path("runs/reproduce")
+QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
+"""Settings that do not make another row: where things are, and how fast it goes."""
+BULKY = ("matrix", "confusion")
+SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
+"""Measured figures that the paper shows without printing a number."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call has to do."""
+
+    protocol: Protocol
+    scale: str
+    results: Path
+    runs: Path
+    cells: list[Cell]  # not finished yet
+    commands: dict[str, str]  # name of a cell → the command that makes it
+    skipped: dict[str, str]  # row → why it is left out
+
+
+def overview(scale: str, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """Every protocol: its rows, those that can run at this scale, what the others lack, and finished cells."""
+    found = []
+    for name, known in PROTOCOLS.items():
+        reasons = {row.name: reason for row in known.rows if (reason := _hindrance(row, scale))}
+        found.append(
+            {
+                "name": name,
+                "title": known.title,
+                "rows": {row.name: reasons.get(row.name, "") for row in known.rows},
+                "ready": len(known.rows) - len(reasons),
+                "finished": len(list((results / name / scale).glob("*-s*.json"))),
+            }
+        )
+    return found
+
+
+def make_plan(
+    name: str,
+    scale: str = "paper",
+    seeds: int = 3,
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    results: Path = RESULTS,
+    runs: Path = RUNS,
+) -> Plan:
+    """Which cells are missing, all of them checked before the first one starts.
+
+    Args:
+        seeds: how many; 3 means 0, 1 and 2.
+        only: names of rows, or patterns such as "cifar100-*"; empty: all that can run.
+        overrides: assignments such as "train.rounds=5" on top of every row.
+    """
+    if scale not in SCALES:
+        raise UsageError(f"--scale {scale!r} is not a scale; {nearest(scale, SCALES)}.")
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds} runs nothing; the nearest valid value is 1.")
+    known = protocol(name)
+    plan = Plan(known, scale, results, runs, [], {}, {})
+    for row in _chosen(known, only):
+        reason = _hindrance(row, scale)
+        if reason and row.name in only:
+            raise UsageError(f"{name} {row.name} cannot run at scale {scale!r}: {reason}.")
+        if reason:
+            plan.skipped[row.name] = reason
+            continue
+        for seed in range(seeds):
+            _add(plan, row, seed, overrides)
+    if len(plan.skipped) == len(_chosen(known, only)):
+        raise UsageError(f"No row of {name} can run at scale {scale!r}: {next(iter(plan.skipped.values()))}.")
+    return plan
+
+
+def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda cell: []) -> None:
+    """Run what is missing, cell by cell; each finished one is a file before the next starts."""
+    place = plan.results / plan.protocol.name / plan.scale
+    for cell in plan.cells:
+        record = _twin(plan, cell.settings)
+        if record is None:
+            (folder,) = run_cells([cell], plan.runs / plan.protocol.name / plan.scale, observe)
+            record = _record(folder, cell.settings)
+        row, _, seed = cell.name.rpartition("-s")
+        head = {"table": plan.protocol.name, "scale": plan.scale, "row": row, "seed": int(seed)}
+        text = json.dumps({**record, **head, "command": plan.commands[cell.name]}, indent=1, ensure_ascii=False)
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomic(place / f"{cell.name}.json", text + "\n")
+
+
+def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
+    """The table as far as it was run, from the files of finished cells alone."""
+    known = protocol(name)
+    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in known.rows}
+    for path in sorted((results / name / scale).glob("*-s*.json")):
+        cell = _read(path)
+        by_row.setdefault(cell["row"], []).append(cell)
+    rows = {row.name: row for row in known.rows}
+    outcome = Outcome(name, known.title, scale, [], {}, {}, {})
+    for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
+        row = rows.get(label.partition("+")[0])
+        outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
+        if cells:
+            outcome.runs[label] = list(dict.fromkeys(cell["command"] for cell in cells))
+            for mode in cells[0]["summary"]["curve"]:
+                points = zip(*(cell["summary"]["curve"][mode] for cell in cells), strict=True)
+                outcome.curves[f"{label} {mode}"] = [Stat.of(values) for values in points]
+        elif row:
+            outcome.waiting[label] = _hindrance(row, scale) or "not yet"
+    return outcome
+
+
+def write_table(outcome: Outcome, results: Path = RESULTS) -> list[Path]:
+    """table.md, table.csv and, once something was run, table.png beside the files of the cells."""
+    place = results / outcome.name / outcome.scale
+    place.mkdir(parents=True, exist_ok=True)
+    content: dict[str, str | bytes] = {"table.md": report.markdown(outcome), "table.csv": report.as_csv(outcome)}
+    if outcome.runs:
+        draw = report.accuracy_curves if outcome.name == "fig3" else report.accuracy_bars
+        content["table.png"] = png(draw(outcome))
+    for file, data in content.items():
+        write_atomic(place / file, data)
+    return [place / file for file in content]
+
+
+def _hindrance(row: Row, scale: str) -> str:
+    """Why a row cannot run at a scale; empty when it can."""
+    missing = row.why_not(scale) or " and ".join(row.missing(scale))
+    return f"this version lacks {missing}" if missing.startswith("the ") else missing
+
+
+def _chosen(known: Protocol, only: Sequence[str]) -> list[Row]:
+    for pattern in only:
+        if not any(fnmatchcase(row.name, pattern) for row in known.rows):
+            known.row(pattern)  # refuses it with the nearest name
+    return [row for row in known.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
+
+
+def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str]) -> None:
+    """Plan one cell, unless its file is there already."""
+    settings = settings_file.load(row.at(plan.scale), [*overrides, f"run.seed={seed}"])
+    if row.pretrained and not settings.model.weights:
+        raise UsageError(f"{row.name} starts from pretrained weights: name their file with --set model.weights=FILE.")
+    changes = sorted(entry for entry in overrides if not entry.strip().startswith(QUIET))
+    label = "+".join([row.name, *(_short(entry) for entry in changes)])
+    cell = Cell(f"{label}-s{seed}", settings)
+    path = plan.results / plan.protocol.name / plan.scale / f"{cell.name}.json"
+    if path.exists():
+        if not _same(_read(path), settings):
+            raise UsageError(f"{path} was made with other settings; remove it or choose another --results.")
+        return
+    if seed == 0 or not plan.cells:
+        check(settings)
+    plan.cells.append(cell)
+    words = ["fedprotip", "reproduce", plan.protocol.name, "--scale", plan.scale, "--only", row.name]
+    sets = [word for entry in overrides for word in ("--set", _portable(entry))]
+    plan.commands[cell.name] = shlex.join([*words, "--seeds", str(seed + 1), *sets])
+
+
+def _short(entry: str) -> str:
+    """train.rounds=5 → rounds-5, safe as a file name"""
+    key, _, value = entry.partition("=")
+    text = f"{key.strip().rpartition('.')[2]}-{value.strip()}"
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in text)
+
+
+def _portable(entry: str) -> str:
+    """An assignment without the paths of one machine, as it can be published with a result."""
+    key, _, value = entry.partition("=")
+    places = {"data.root": "DATA", "model.weights": f"DATA/{PurePath(value.strip()).name}"}
+    return f"{key}={places.get(key.strip(), value)}"
+
+
+def _essence(settings: Settings) -> dict[str, Any]:
+    """All settings that decide the result; of the weights the file's name."""
+    flat = {f"{s}.{key}": value for s, values in settings.model_dump().items() for key, value in values.items()}
+    kept = {key: value for key, value in flat.items() if not key.startswith(QUIET)}
+    weights = PurePath(flat["model.weights"]).name
+    return {**kept, "model.weights": weights, **{f"run.{key}": flat[f"run.{key}"] for key in ("seed", "geometry")}}
+
+
+def _same(cell: dict[str, Any], settings: Settings) -> bool:
+    try:
+        return _essence(settings_file.load(cell["settings"])) == _essence(settings)
+    except UsageError:  # a setting that this version no longer has
+        return False
+
+
+def _twin(plan: Plan, settings: Settings) -> dict[str, Any] | None:
+    """A finished cell of another table with the same settings: the paper prints several rows twice."""
+    for path in sorted(plan.results.glob(f"*/{plan.scale}/*-s{settings.run.seed}.json")):
+        cell = _read(path)
+        if _same(cell, settings):
+            return cell
+    return None
+
+
+def _record(folder: Path, settings: Settings) -> dict[str, Any]:
+    """What is kept of a finished run: small, and enough for every table and figure."""
+    run = RunFolder.open(folder)
+    summary = run.read_json("summary.json")
+    small = {key: value for key, value in summary.items() if key not in BULKY}
+    small["curve"] = {mode: [sum(row) / len(row) for row in rows] for mode, rows in summary["matrix"].items()}
+    small["mib_by_task"] = _traffic(folder / "ledger.jsonl", summary["tasks"])
+    if (folder / "geometry.json").exists():
+        geometry = run.read_json("geometry.json")
+        small["geometry"] = {key: geometry[key] for key in ("rho_mean", "beta_bar")}
+    published = settings.model_dump(mode="json")
+    published["data"]["root"] = published["run"]["out"] = ""  # places on one machine
+    published["model"]["weights"] = PurePath(settings.model.weights).name
+    return {
+        "settings": published,
+        "summary": small,
+        "versions": run.manifest()["versions"],
+        "seconds": summary["seconds"]["total"],
+    }
+
+
+def _traffic(ledger: Path, tasks: int) -> dict[str, list[float]]:
+    """MiB of one message of each kind that a client sends, by task (Table 9)."""
+    sizes: dict[str, list[list[int]]] = {}
+    with ledger.open(encoding="utf-8") as lines:
+        for entry in map(json.loads, lines):
+            if entry["direction"] == "up":
+                sizes.setdefault(entry["kind"], [[] for _ in range(tasks)])[entry["task"]].append(entry["bytes"])
+    return {kind: [sum(b) / max(len(b), 1) / 2**20 for b in by_task] for kind, by_task in sizes.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        cell = json.loads(path.read_text(encoding="utf-8"))
+        if not {"row", "settings", "summary", "command"} <= cell.keys():
+            raise ValueError("it lacks the keys of a finished cell")
+    except (ValueError, AttributeError, OSError) as error:
+        raise RunError(f"{path} is damaged: {error}; remove it and it is made again.") from None
+    return cell
+
+
+def _lines(label: str, cells: list[dict[str, Any]], printed: list[Published], name: str) -> Iterator[Line]:
+    """Our figures and the published ones of one row, those of accuracy first."""
+    measured = [figures(cell["summary"]) for cell in cells]
+    paper = {record.figure: record for record in printed}
+    always = ("acc", "ft", *SHOWN.get(name, ()))
+    wanted = dict.fromkeys([key for ours in measured for key in ours if key[0] in always or key in paper])
+    for key in (*wanted, *(key for key in paper if key not in wanted)):
+        values = [ours[key] for ours in measured if key in ours]
+        record = paper.get(key)
+        verdict, why = judge(values, [cell["settings"] for cell in cells], record)
+        theirs, source = (Stat(record.value, record.std), record.protocol) if record else (Stat(None, None), "")
+        yield Line(label, *key, Stat.of(values), len(values), theirs, verdict, why, source)
+
+
+def _rank(label: str, names: list[str]) -> tuple[int, str]:
+    """Rows in the order of the protocol, changed ones behind their own, unknown ones last."""
+    name = label.partition("+")[0]
+    return names.index(name) if name in names else len(names), label

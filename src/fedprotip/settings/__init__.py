@@ -1,0 +1,43 @@
+"""Typed settings of a run: TOML file + `--set key=value`, checked before any work.
+
+fedprotip settings                     # every key with its documentation and default, as TOML
+fedprotip run my.toml --set train.rounds=5
+"""
+
+from fedprotip.settings.loading import documentation, load, to_toml
+from fedprotip.settings.schema import (
+    KNOWN,
+    ClientsSettings,
+    DataSettings,
+    EvaluateSettings,
+    MethodSettings,
+    ModelSettings,
+    RunSettings,
+    Section,
+    Settings,
+    StatisticsSettings,
+    StreamSettings,
+    TrainSettings,
+    declare,
+    parse_ids,
+)
+
+__all__ = [
+    "KNOWN",
+    "ClientsSettings",
+    "DataSettings",
+    "EvaluateSettings",
+    "MethodSettings",
+    "ModelSettings",
+    "RunSettings",
+    "Section",
+    "Settings",
+    "StatisticsSettings",
+    "StreamSettings",
+    "TrainSettings",
+    "declare",
+    "documentation",
+    "load",
+    "parse_ids",
+    "to_toml",
+]

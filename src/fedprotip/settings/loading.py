@@ -1,0 +1,117 @@
+"""Settings from a TOML file, a mapping and `--set key=value`, and settings as TOML."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedprotip.errors import UsageError, nearest
+from fedprotip.settings import tomltext
+from fedprotip.settings.refusals import sentence
+from fedprotip.settings.schema import KNOWN, Section, Settings, method_class
+
+
+def load(
+    source: Settings | Mapping[str, Any] | str | Path | None = None,
+    overrides: Iterable[str] = (),
+    note: Callable[[str], None] = lambda text: None,
+) -> Settings:
+    """Settings from a TOML file, a mapping or defaults, with `key=value` overrides on top.
+
+    Args:
+        source: path of a TOML file, a nested mapping, ready Settings, or None for the defaults.
+        overrides: assignments such as "train.rounds=5"; values are TOML, bare words are strings.
+        note: told about settings of other methods that the chosen method does not have.
+    """
+    if isinstance(source, Settings):
+        raw = source.model_dump(exclude_unset=True)  # defaults depend on the method: they are filled in again
+    elif isinstance(source, Mapping):
+        raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
+    else:
+        raw = tomltext.read(Path(source)) if source is not None else {}
+    for assignment in overrides:
+        _assign(raw, assignment)
+    _set_aside_foreign_options(raw, note)
+    try:
+        settings = Settings.model_validate(raw)
+    except ValidationError as error:
+        raise UsageError(sentence(error, raw)) from None
+    _refuse_what_toml_cannot_hold(settings)
+    for key in ("data.name", "model.name"):
+        section, field = key.split(".")
+        value = getattr(getattr(settings, section), field)
+        if value not in KNOWN[key]:
+            raise UsageError(f"{key} = {value!r} is unknown; {nearest(value, KNOWN[key])}.")
+    return settings
+
+
+def to_toml(settings: Settings, documented: bool = False) -> str:
+    """The settings as TOML; with `documented`, each key stands below its documentation."""
+    blocks = []
+    for name in Settings.model_fields:
+        section: Section = getattr(settings, name)
+        lines = [f"[{name}]"]
+        for key, field in type(section).model_fields.items():
+            if documented:
+                lines += ["", f"# {field.description}", *_constraint_comment(field)]
+            lines.append(f"{key} = {tomltext.write(getattr(section, key))}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def documentation() -> list[dict[str, Any]]:
+    """Every setting: key, default, documentation, and for which method it exists (empty: all)."""
+    rows = []
+    sections: list[tuple[str, type[Section], str]] = [
+        (name, type(getattr(Settings(), name)), "") for name in Settings.model_fields if name != "method"
+    ]
+    sections += [("method", cls, method) for method, cls in sorted(KNOWN["method.name"].items())]
+    for name, cls, method in sections:
+        for key, field in cls.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            rows.append({"key": f"{name}.{key}", "default": default, "doc": field.description, "method": method})
+    return rows
+
+
+def _refuse_what_toml_cannot_hold(settings: Settings) -> None:
+    """Half a character (a file name that is not UTF-8) could not be saved with the run."""
+    for section in Settings.model_fields:
+        for key, value in getattr(settings, section):
+            try:
+                tomltext.write(value).encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"{section}.{key} = {value!r} is not text in UTF-8; rename it.") from None
+
+
+def _assign(raw: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    section, _, field = key.strip().partition(".")
+    if not equals or not section or not field:
+        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.rounds=5.")
+    value = tomltext.parse(text.strip())
+    table = raw.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{section} = {table!r} must be a table of settings.")
+    table[field] = value
+
+
+def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Drop options that belong to other methods, so that one file can serve several methods."""
+    method = raw.get("method")
+    if not isinstance(method, dict):
+        return
+    name = str(method.get("name", "fedprotip"))
+    mine = method_class(name)
+    others = {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
+    foreign = [key for key in method if key not in mine.model_fields and key in others]
+    for key in foreign:
+        del method[key]
+    if foreign:
+        note(f"{name!r} has no settings {', '.join(f'method.{key}' for key in foreign)}: left aside.")
+
+
+def _constraint_comment(field: Any) -> list[str]:
+    choices = getattr(field.annotation, "__args__", ())
+    literal = [c for c in choices if isinstance(c, str)]
+    return [f"# one of: {', '.join(literal)}"] if literal else []

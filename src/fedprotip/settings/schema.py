@@ -1,0 +1,309 @@
+"""Every setting of a run: its type, its bounds, its default and what it is for.
+
+    fedprotip settings                     # every key with its documentation and default, as TOML
+    fedprotip run my.toml --set train.rounds=5
+
+Defaults are the paper's (section 6 and appendix E) wherever the paper states one.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
+
+from fedprotip.errors import UsageError, nearest
+
+
+class Section(BaseModel):
+    """A group of settings: immutable, an unknown key is an error, and so is true or "5" for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+
+
+class DataSettings(Section):
+    name: str = Field("digits", description="Dataset: digits ships with scikit-learn; fedprotip data list shows all.")
+    root: str = Field("", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA.")
+    source: str = Field(
+        "",
+        description="own: a folder per class (or train/ and test/ of them), a .csv or .parquet with the columns "
+        "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
+        "maybe task, client, split. Without a split every fifth sample of a class is for testing.",
+    )
+    size: int = Field(
+        0,
+        ge=0,
+        description="Side of the square images the model sees; 0: the dataset's own (imagenet_r, domainnet: 224; "
+        "own: the shorter side of the first image, 224 at most).",
+    )
+    train_limit: int = Field(
+        0,
+        ge=0,
+        description="Most training samples per domain (without domains: per class), by seeded choice; 0: all, "
+        "except domainnet, where the paper takes 10,000.",
+    )
+    test_limit: int = Field(0, ge=0, description="The same for test samples; 0: all.")
+    seed: int = Field(0, ge=0, description="Seed of that choice: runs with another run.seed see the same samples.")
+    normalize: Literal["dataset", "half", "none"] = Field(
+        "dataset",
+        description="dataset: its mean and std (photographs: ImageNet's, as a pretrained resnet18 expects); "
+        "half: mean and std 0.5, so pixels in −1…1, as augreg weights of vit_b16 expect; "
+        "none: pixels stay in 0…1, as in the authors' code for imagenet_r and domainnet.",
+    )
+    workers: int = Field(4, ge=1, description="Threads that decode image files; results do not depend on it.")
+
+
+class StreamSettings(Section):
+    scenario: Literal["class", "domain"] = Field(
+        "class", description="class: new labels with every task; domain: the same labels, new inputs."
+    )
+    tasks: int = Field(5, ge=1, description="Number of tasks T.")
+    task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
+        0,
+        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly.",
+    )
+    order: Literal["natural", "seeded"] | list[str] = Field(
+        "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
+    )
+    overlap: int = Field(0, ge=0, description="Classes that neighbouring tasks share (appendix D.6).")
+    source: Literal["settings", "columns"] = Field(
+        "settings",
+        description="columns: own data says in its columns which task and which client a sample belongs to; the other "
+        "settings decide only what has no column (with a client column clients.partition and clients.alpha rest). "
+        "Tasks come in natural order or that of stream.order, the first stream.tasks of them.",
+    )
+    domains: Literal["labelled", "rotate", "permute"] = Field(
+        "labelled",
+        description="Where domains come from: the dataset's own, or made by rotating images or permuting pixels.",
+    )
+
+    @field_validator("task_size")
+    @classmethod
+    def _size_is_positive(cls, value: int | list[int]) -> int | list[int]:
+        if isinstance(value, int) and value < 0:
+            raise ValueError("must be 0 (share evenly) or more")
+        return value
+
+
+class ClientsSettings(Section):
+    count: int = Field(5, ge=1, description="Number of clients K.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients that train in each round.")
+    partition: Literal["iid", "dirichlet"] = Field(
+        "dirichlet", description="How a task's samples are shared out among the clients."
+    )
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration α: smaller is more uneven.")
+    held_back: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of its samples of a task that a client does not train on but calibrates answers with.",
+    )
+    roster: dict[str, str] = Field(
+        {},
+        description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',
+    )
+    workers: int = Field(
+        0,
+        ge=0,
+        description="Processes that train clients side by side, for small models; 0: none, all in this process.",
+    )
+
+    @field_validator("roster")
+    @classmethod
+    def _roster_is_readable(cls, value: dict[str, str]) -> dict[str, str]:
+        for task, ids in value.items():
+            if not task.isdecimal():
+                raise ValueError(f"the task {task!r} must be a number counted from 0")
+            parse_ids(ids)
+        if len({int(task) for task in value}) < len(value):
+            raise ValueError("a task is named twice")
+        return value
+
+    def active(self, task: int) -> list[int]:
+        """Client ids that take part in `task`."""
+        changes = {int(start): ids for start, ids in self.roster.items() if int(start) <= task}
+        return parse_ids(changes[max(changes)]) if changes else list(range(self.count))
+
+
+class ModelSettings(Section):
+    name: str = Field(
+        "mlp", description="Backbone: mlp, small_cnn, resnet18, vit, vit_b16, or one registered in Python."
+    )
+    width: int = Field(
+        128,
+        ge=1,
+        description="mlp: units of a hidden layer; small_cnn: channels of the last stage; vit: size of a token.",
+    )
+    depth: int = Field(
+        2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling; vit: blocks."
+    )
+    image_size: int = Field(
+        0,
+        ge=0,
+        description="vit, vit_b16: side to which images are resized inside the model; 0: as they come (vit_b16: 224).",
+    )
+    weights: str = Field(
+        "",
+        description="Pretrained weights, .safetensors or .pth, under the names of torchvision (resnet18) or timm "
+        "(vit); empty: random weights.",
+    )
+    stem: Literal["imagenet", "cifar", "stride1"] = Field(
+        "cifar", description="resnet18: 7×7/2 and pooling; 3×3 without pooling; or 7×7 at stride 1 with pooling."
+    )
+    pool: Literal[1, 2] = Field(1, description="resnet18: average pooling to 1×1 (512 features) or 2×2 (2,048).")
+    freeze: str = Field(
+        "none",
+        description="Part of the backbone that stops learning: none, or up to and including this stage (resnet18: "
+        "stem, layer1 … layer4; vit: stem, block0 …; mlp, small_cnn: layer1 …; the paper: layer2, block5).",
+    )
+    freeze_from: Literal["first", "start"] = Field(
+        "first", description="When it stops: after the first task, as the paper does, or before any training."
+    )
+    norm: Literal["frozen", "freeze_after_first", "track"] = Field(
+        "freeze_after_first", description="When the running statistics of norm layers stop moving."
+    )
+    head: Literal["auto", "per_task", "shared"] = Field(
+        "auto",
+        description="Output heads: auto is one per task, except one shared head for domain tasks without routing.",
+    )
+
+
+class TrainSettings(Section):
+    rounds: int = Field(50, ge=1, description="Global rounds E of a task.")
+    epochs: int = Field(5, ge=1, description="Local epochs of a client in one round.")
+    steps: int = Field(0, ge=0, description="Local steps S in one round; 0: as many as the epochs give.")
+    batch: int = Field(64, ge=1, description="Local batch size.")
+    lr: float = Field(0.01, gt=0, description="Learning rate η.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum, for optimisers that have one.")
+    weight_decay: float = Field(5e-4, ge=0, description="Weight decay.")
+    optimizer: str = Field("SGD", description="Any class of torch.optim whose step needs no closure.")
+    optimizer_options: dict[str, bool | int | float | list[float]] = Field(
+        {}, description="Further arguments of the optimiser, for example {nesterov = true}."
+    )
+    augment: Literal["none", "standard"] = Field(
+        "none", description="standard: random crop, flip and brightness of every training image."
+    )
+    views: int = Field(
+        0,
+        ge=0,
+        description="Fixed augmented views per image, drawn once; with them a frozen prefix runs once per view. "
+        "0: a new view every time.",
+    )
+    head_start: Literal["random", "closed"] = Field(
+        "random",
+        description="closed: a new head begins as the linear discriminant of the clients' summed class statistics.",
+    )
+    autocast: Literal["none", "bf16"] = Field(
+        "none", description="bf16: forward and backward pass in bfloat16 where torch thinks it safe; changes numbers."
+    )
+    channels_last: bool = Field(
+        False, description="Images and maps with channels last in memory: faster convolutions on many machines."
+    )
+    average: Literal["weighted", "uniform"] = Field(
+        "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
+    )
+    wire: Literal["float32", "bf16"] = Field(
+        "float32", description="What models and bases travel as; bf16: rounded, in half the bytes."
+    )
+
+
+class StatisticsSettings(Section):
+    minimum: int = Field(
+        5,
+        ge=1,
+        description="A client leaves classes with fewer samples out of its sums, which would be almost features.",
+    )
+    features: int = Field(
+        0,
+        ge=0,
+        description="Width M of a seeded random ReLU map before class statistics (M²/2 numbers each); 0: none.",
+    )
+    rank: int = Field(
+        0,
+        ge=0,
+        description="Directions of the scatter that a client sends instead of all its products; 0, or no saving: all.",
+    )
+
+
+class EvaluateSettings(Section):
+    group: int = Field(64, ge=1, description="Test samples of one task per routing decision in mode batch64.")
+    draws: int = Field(20, ge=1, description="Least number of such decisions per task; small tasks are redrawn.")
+    batch: int = Field(512, ge=1, description="Images per forward pass.")
+
+
+class RunSettings(Section):
+    seed: int = Field(0, ge=0, description="Seed of every random choice.")
+    out: str = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
+    engine: Literal["local"] = Field("local", description="Where clients run: local is this process.")
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
+    threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons.")
+    checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
+    cache_mb: int = Field(
+        256,
+        ge=0,
+        description="Outputs of a frozen prefix kept in memory (MiB), so that it runs once per image; more of them "
+        "live on disk. 0: it runs every time.",
+    )
+    state_mb: int = Field(256, ge=0, description="Client state kept in memory (MiB); the rest lives on disk.")
+    geometry: int = Field(
+        0,
+        ge=0,
+        description="Measure ρ̂ and β̂ (Assumptions 4, 5) every this many rounds; 0: never. Simulation only.",
+    )
+
+
+class MethodSettings(Section):
+    """Base of every method's own settings; each method adds its fields in its own file."""
+
+    name: str = Field("fedprotip", description="Method; its own settings follow.")
+
+
+class Settings(Section):
+    """Everything that decides a run."""
+
+    data: DataSettings = DataSettings()
+    stream: StreamSettings = StreamSettings()
+    clients: ClientsSettings = ClientsSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: KNOWN["method.name"]["fedprotip"]())
+    statistics: StatisticsSettings = StatisticsSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    run: RunSettings = RunSettings()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_has_its_own_settings(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return method_class(str(value.get("name", "fedprotip"))).model_validate(dict(value))
+        return value
+
+
+# Names that other modules declare: method.name → its settings class; data.name, model.name → anything.
+KNOWN: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.name": {}}
+
+
+def declare(key: str, name: str, value: Any) -> None:
+    """Make `name` a valid value of the setting `key` (used by the registries of methods, datasets, models)."""
+    KNOWN[key][name] = value
+
+
+def parse_ids(text: str) -> list[int]:
+    """Client ids of a list such as "0-2,7".
+
+    >>> parse_ids("0-2,7")
+    [0, 1, 2, 7]
+    """
+    ids: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
+            raise ValueError(f"{text!r} is not a list of client ids such as '0-2,7'")
+        ids.update(range(int(first), int(last) + 1))
+    return sorted(ids)
+
+
+def method_class(name: str) -> type[MethodSettings]:
+    if name not in KNOWN["method.name"]:
+        raise UsageError(f"method.name = {name!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
+    return KNOWN["method.name"][name]

@@ -1,0 +1,303 @@
+"""The run folder: settings, logs, checkpoints and artefacts on disk. Knows files, not methods.
+
+    DIR/settings.toml  events.jsonl  ledger.jsonl  summary.json  manifest.json  checkpoint/
+        model.safetensors  subspaces.safetensors  references.safetensors  report.html  plots/
+
+A checkpoint is an index that names immutable objects by their hash. Objects are written first, the index
+last, each atomically, so a crash leaves the old checkpoint or the new one and never half of one. What did
+not change since the last checkpoint is neither read nor written again; what two checkpoints share is kept twice.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedprotip.errors import RunError, UsageError
+from fedprotip.store.files import (
+    ClientStore,
+    Marks,
+    ObjectFolder,
+    Tensors,
+    hash_of,
+    hash_of_file,
+    marks,
+    serialise,
+    write_atomic,
+)
+
+FORMAT = 1
+"""Raised when a run folder of an older version could no longer be continued exactly."""
+
+INDEX = "[0-9]" * 8 + ".json"
+LOGS = ("events.jsonl", "ledger.jsonl")
+ARTEFACTS = (
+    "settings.toml",
+    "summary.json",
+    "model.safetensors",
+    "subspaces.safetensors",
+    "references.safetensors",
+)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into a sentence that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = f"free some space, then: fedprotip resume {folder}" if full else "choose another folder with --out"
+        raise RunError(f"Cannot write to {folder}: {error.strerror or error}; {advice}.") from error
+
+
+class RunFolder:
+    """One run on disk. Make it with `create`, come back with `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._checkpoints = path / "checkpoint"
+        self._objects = ObjectFolder(self._checkpoints / "objects")
+        self._step = 0
+        self._named: dict[int, set[str]] = {}  # objects that each kept checkpoint names
+        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
+
+    @classmethod
+    def create(cls, path: Path, settings_toml: str) -> "RunFolder":
+        """A new run in an empty or missing folder."""
+        run = cls(path)
+        with explained(path):
+            if path.exists() and not (path.is_dir() and _is_blank(path)):
+                hint = f"continue it with: fedprotip resume {path}" if is_run(path) else "choose another with --out"
+                raise UsageError(f"The run folder {path} is not empty; {hint}.")
+            run._objects.create()
+            for log in LOGS:
+                (path / log).touch()
+            run.write("settings.toml", settings_toml)
+            run.write_manifest("running", settings_toml)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run; refuses folders of another format."""
+        if not is_run(path):
+            raise UsageError(f"{path} is not a run folder (it has no manifest.json).")
+        run = cls(path)
+        manifest = run.manifest()
+        if manifest.get("format") != FORMAT:
+            maker = manifest.get("versions", {}).get("fedprotip", "unknown")
+            raise UsageError(
+                f"The run folder {path} has format {manifest.get('format')}, this fedprotip reads format {FORMAT}; "
+                f"use the version that made it ({maker})."
+            )
+        return run
+
+    def store(self, budget_mb: int) -> ClientStore:
+        return ClientStore(self._objects, budget_mb * 2**20)
+
+    def manifest(self) -> dict[str, Any]:
+        return self.read_json("manifest.json")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            if not isinstance(value, dict):
+                raise ValueError("a JSON object was expected")
+            return value
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name} yet; finish it with: fedprotip resume {self.path}.") from None
+        except (ValueError, OSError) as error:
+            raise RunError(f"{self.path / name} is damaged: {error}.") from None
+
+    def write(self, name: str, data: bytes | str) -> None:
+        write_atomic(self.path / name, data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    def write_tensors(self, name: str, tensors: Tensors) -> None:
+        self.write(name, serialise(tensors))
+
+    def write_manifest(self, status: str, settings_toml: str, **extra: Any) -> None:
+        """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
+        versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
+        versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+        files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
+        files["settings.toml"] = hash_of(settings_toml.encode())
+        manifest = {"format": FORMAT, "status": status, "versions": versions, "threads": torch.get_num_threads()}
+        self.write_json("manifest.json", manifest | extra | {"settings": settings_toml, "files": files})
+
+    def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
+        """The settings of the run; refuses a settings.toml that was edited behind its back."""
+        manifest, path = self.manifest(), self.path / "settings.toml"
+        if not isinstance(manifest.get("settings"), str) or not isinstance(manifest.get("versions"), dict):
+            raise RunError(
+                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
+                "or choose another folder with --out."
+            )
+        text = manifest["settings"]
+        found = hash_of(path.read_bytes()) if path.exists() else None
+        if found == manifest.get("replaced") or found is None:  # an extension stopped before it wrote the file
+            self.write("settings.toml", text)
+        elif found != hash_of(text.encode()):
+            raise UsageError(f"{path} was changed since the run began; put it back, or start another run with it.")
+        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest["versions"].get(n) != version(n)]
+        if changed:
+            warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
+        return text
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time may continue a run."""
+        with open(self._checkpoints / "lock", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path} is in use by another fedprotip process; wait for it or stop it.") from None
+            yield
+
+    def verify(self) -> dict[str, str]:
+        """Every file of the manifest: intact, changed or missing."""
+        state = {}
+        for name, expected in self.manifest().get("files", {}).items():
+            path = self.path / name
+            found = hash_of_file(path) if path.exists() else None
+            state[name] = "missing" if found is None else "intact" if found == expected else "changed"
+        return state
+
+    def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines to a log; those after the last checkpoint are cut off on resume."""
+        with open(self.path / log, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+    def checkpoint(self, state: Mapping[str, Any], groups: Mapping[str, Tensors], store: ClientStore) -> None:
+        """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
+        index = {
+            "state": dict(state),
+            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
+            "clients": store.flush(),
+            "logs": {log: _synced_size(self.path / log) for log in LOGS},
+        }
+        names = _names(index)
+        self._objects.duplicate(sorted(names & self._named.get(self._step, set())))
+        self._step += 1
+        write_atomic(self._index_path(self._step), _sealed(index))
+        self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
+        self._named[self._step] = names
+        self._clean()
+
+    def _save(self, group: str, tensors: Tensors) -> str:
+        """The object of a group; one that nobody has written to since the last checkpoint is not even read."""
+        now, saved = marks(tensors), self._saved.get(group)
+        if saved and saved[0] == now and self._objects.has(saved[2]):
+            return saved[2]
+        name = self._objects.write(tensors)
+        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
+        return name
+
+    def restore(
+        self, store: ClientStore, warn: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Tensors]] | None:
+        """The newest good checkpoint (state, groups), or None when there is none yet.
+
+        A damaged index or object is recognised by its hash; then the checkpoint before it is used and
+        `warn` says so.
+        """
+        found = sorted(self._checkpoints.glob(INDEX), reverse=True)
+        for path in found:
+            try:
+                index = _unsealed(path.read_bytes())
+                self._objects.verify(sorted(_names(index)))
+                self._check_logs(index["logs"])
+            except (RunError, OSError, ValueError) as error:
+                warn(f"Checkpoint {path.name} is damaged ({error}); the one before it is used.")
+                continue
+            self._cut_logs(index["logs"])
+            self._step = int(path.stem)
+            self._named = {self._step: _names(index)} | self._older()
+            self._clean()
+            store.restore(index["clients"])
+            return index["state"], {name: self._objects.read(obj) for name, obj in index["groups"].items()}
+        if found:
+            raise RunError(f"No checkpoint of {self.path} can be read; start again with: fedprotip run.")
+        self._cut_logs(dict.fromkeys(LOGS, 0))
+        self._clean()
+        return None
+
+    def _older(self) -> dict[int, set[str]]:
+        """The objects of the checkpoint before the current one, kept in case the current one is damaged later."""
+        with suppress(RunError, OSError, ValueError):
+            return {self._step - 1: _names(_unsealed(self._index_path(self._step - 1).read_bytes()))}
+        return {}
+
+    def _index_path(self, step: int) -> Path:
+        return self._checkpoints / f"{step:08d}.json"
+
+    def _check_logs(self, sizes: Mapping[str, int]) -> None:
+        for log, size in sizes.items():
+            if (self.path / log).stat().st_size < size:
+                raise RunError(f"{log} is shorter than it should be")
+
+    def _cut_logs(self, sizes: Mapping[str, int]) -> None:
+        for log, size in sizes.items():
+            os.truncate(self.path / log, size)
+
+    def _clean(self) -> None:
+        """Remove every checkpoint, object and half-written file that is no longer needed."""
+        for path in self._checkpoints.glob(INDEX):
+            if int(path.stem) not in self._named:
+                path.unlink()
+        self._objects.keep_only(set().union(*self._named.values()))
+        for path in [*self._checkpoints.glob("*.tmp"), *self.path.glob("*.tmp")]:
+            path.unlink()
+
+
+def is_run(path: Path) -> bool:
+    return (path / "manifest.json").is_file()
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a folder is empty, or holds only what an interrupted `create` left before it was a run."""
+    names = {entry.name for entry in path.iterdir()}
+    left = {"checkpoint", *LOGS, "settings.toml", "settings.toml.tmp", "manifest.json.tmp"}
+    return not names or ("checkpoint" in names and names <= left)
+
+
+def free_path(base: Path) -> Path:
+    """`base`, or the first of base-2, base-3, … that is not taken."""
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return candidate
+
+
+def _names(index: Mapping[str, Any]) -> set[str]:
+    return {*index["groups"].values(), *index["clients"].values()}
+
+
+def _sealed(index: Mapping[str, Any]) -> str:
+    """JSON of the index below its own hash: a torn or edited file is recognised."""
+    body = json.dumps(index, ensure_ascii=False)
+    return hash_of(body.encode()) + "\n" + body
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    seal, _, body = data.partition(b"\n")
+    if hash_of(body).encode() != seal:
+        raise RunError("its hash does not fit")
+    return json.loads(body)
+
+
+def _synced_size(path: Path) -> int:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size

@@ -1,0 +1,241 @@
+"""The command as a user meets it: verbs, exit codes, one-sentence errors, JSON."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from fedprotip.cli import app as cli
+from fedprotip.settings import load, to_toml
+from tests.small import small
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(small()))
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedprotip", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    monkeypatch.setattr(cli, "out", cli.Console(width=200))
+    return run
+
+
+def test_run_report_info_resume_extend(tmp_path, call, settings):
+    folder = tmp_path / "r"
+    code, out, err = call("run", settings, "--set", "train.rounds=2", "--set", "stream.tasks=2", "--out", folder)
+    assert (code, err) == (0, "")  # quiet when not on a terminal
+    assert "aware" in out
+    assert str(folder / "report.html") in out
+    saved = tomllib.loads((folder / "settings.toml").read_text())
+    assert saved["train"]["rounds"] == 2
+    assert saved["train"]["weight_decay"] == 5e-4
+    assert (folder / "report.html").stat().st_size > 10_000
+
+    (folder / "report.html").unlink()
+    assert call("report", folder)[:2] == (0, f"{folder / 'report.html'}\n")
+    code, out, _ = call("info", folder, "--json")
+    facts = json.loads(out)
+    assert facts["status"] == "finished"
+    assert set(facts["files"].values()) == {"intact"}
+    assert "finished" in call("info", folder)[1]
+
+    code, out, _ = call("resume", folder, "--json")
+    assert json.loads(out)["tasks"] == 2
+    code, out, _ = call("extend", folder, "--tasks", "1", "--clients", "0-2", "--json")
+    assert code == 0
+    assert json.loads(out)["tasks"] == 3
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(out)
+
+
+def test_info_notices_a_changed_file(tmp_path, call, settings):
+    call("run", settings, "--set", "train.rounds=1", "--out", tmp_path / "r")
+    with open(tmp_path / "r" / "model.safetensors", "ab") as file:
+        file.write(b"x")
+    (tmp_path / "r" / "references.safetensors").unlink()
+    facts = json.loads(call("info", tmp_path / "r", "--json")[1])["files"]
+    assert facts["model.safetensors"] == "changed"
+    assert facts["references.safetensors"] == "missing"
+    assert facts["subspaces.safetensors"] == "intact"
+
+
+def test_json_keys_are_the_contract(tmp_path, call, settings):
+    _, out, _ = call("run", settings, "--set", "train.rounds=1", "--out", tmp_path / "r", "--json")
+    summary = json.loads(out)
+    modes = {"aware", "agnostic", "single", "batch64"}
+    assert modes == set(summary["accuracy"]) == set(summary["forgetting"]) == set(summary["matrix"])
+    assert set(summary["routing"]) == {"single", "batch64", "single_by_task", "batch64_by_task"}
+    assert set(summary["routers"]["cosine"]) == {"single", "batch64", "routing_single", "routing_batch64"}
+    assert {"method", "scenario", "tasks", "clients", "seed", "bytes", "seconds", "peak_rss_mb", "peak_gpu_mb"} <= set(
+        summary
+    )
+    assert set(summary["seconds"]) == {"train", "task_end", "evaluate", "total"}
+    assert set(summary["bytes"]) == {"up", "down"}
+    assert [len(row) for row in summary["matrix"]["single"]] == [1, 2, 3]
+
+
+def test_settings_is_a_valid_file_with_documentation(tmp_path, call):
+    code, out, _ = call("settings")
+    assert code == 0
+    (tmp_path / "all.toml").write_text(out)
+    assert load(tmp_path / "all.toml") == load()
+    keys = [line for line in out.splitlines() if " = " in line and not line.startswith("#")]
+    documented = [line for line in out.splitlines() if line.startswith("# ") and not line.startswith("# one of")]
+    assert len(documented) == len(keys) > 40
+    rows = json.loads(call("settings", "--json")[1])
+    assert all(row["doc"] for row in rows)
+    assert {"method.threshold", "train.rounds", "stream.overlap"} <= {row["key"] for row in rows}
+    assert 'name = "fedavg"' in call("settings", "--method", "fedavg")[1]
+
+
+def test_compare_runs_cells_once_and_reads_folders(tmp_path, call, settings):
+    arguments = ["compare", settings, "--set", "train.rounds=1", "--methods", "fedavg,fedprotip", "--seeds", "0,1"]
+    code, out, err = call(*arguments, "--out", tmp_path / "c", "--json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert {(row["label"], row["n"]) for row in rows} == {("fedavg", 2), ("fedprotip", 2)}
+    folders = sorted(path.name for path in (tmp_path / "c").iterdir() if (path / "manifest.json").exists())
+    assert folders == ["fedavg-s0", "fedavg-s1", "fedprotip-s0", "fedprotip-s1"]
+    stamp = (tmp_path / "c" / "fedavg-s0" / "summary.json").stat().st_mtime_ns
+    code, out, _ = call(*arguments, "--out", tmp_path / "c")
+    assert "±" in out
+    assert (tmp_path / "c" / "fedavg-s0" / "summary.json").stat().st_mtime_ns == stamp
+    folders = [tmp_path / "c" / name for name in folders]
+    code, out, _ = call("compare", *folders, "--out", tmp_path / "again", "--json")
+    assert json.loads(out)["rows"] == rows
+    code, _, err = call(*arguments, "--set", "train.rounds=2", "--out", tmp_path / "c")
+    assert code == 2
+    assert "train.rounds = 1, not 2" in err
+
+
+def test_compare_over_values_of_a_setting(tmp_path, call, settings):
+    code, out, _ = call(
+        "compare", settings, "--set", "train.rounds=2", "--set", "run.geometry=1", "--methods", "fedavg,fedprotip",
+        "--vary", "method.threshold=0.5,0.9", "--seeds", "0", "--set", "stream.tasks=2", "--out", tmp_path / "c",
+    )  # fmt: skip
+    assert code == 2  # geometry has no meaning for fedavg
+    code, out, _ = call(
+        "compare", settings, "--set", "train.rounds=2", "--set", "run.geometry=1", "--vary", "method.threshold=0.5,0.9",
+        "--seeds", "0", "--set", "stream.tasks=2", "--out", tmp_path / "c", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert [row["label"] for row in json.loads(out)["rows"]] == ["fedprotip threshold=0.5", "fedprotip threshold=0.9"]
+    assert any("geometry" in path.name for path in (tmp_path / "c" / "plots").iterdir())
+
+
+def test_values_that_a_method_does_not_have_make_one_run(tmp_path):
+    from fedprotip.cells import plan_cells
+
+    cells = plan_cells(small(), [], ["fedavg", "fedprotip"], [0, 1], ["method.threshold=0.5,0.9"])
+    assert [cell.name for cell in cells] == [
+        "fedavg-s0",
+        "fedavg-s1",
+        "fedprotip-threshold-0.5-s0",
+        "fedprotip-threshold-0.9-s0",
+        "fedprotip-threshold-0.5-s1",
+        "fedprotip-threshold-0.9-s1",
+    ]
+
+
+BAD = {
+    "unknown key": (["run", "--set", "train.round=5"], 2, ["train.round", "train.rounds"]),
+    "unknown section": (["run", "--set", "trian.rounds=5"], 2, ["trian"]),
+    "not an assignment": (["run", "--set", "rounds"], 2, ["section.key=value"]),
+    "alpha": (["run", "--set", "clients.alpha=0"], 2, ["clients.alpha", "0", "just above 0"]),
+    "negative alpha": (["run", "--set", "clients.alpha=-1"], 2, ["clients.alpha", "-1"]),
+    "too many tasks": (["run", "--set", "stream.tasks=11", "--set", "stream.task_size=0"], 2, ["stream.tasks", "11"]),
+    "overlap": (["run", "--set", "stream.overlap=2"], 2, ["stream.overlap", "2", "1"]),
+    "method": (["run", "--set", "method.name=fedprotp"], 2, ["method.name", "fedprotp", "fedprotip"]),
+    "dataset": (["run", "--set", "data.name=digit"], 2, ["data.name", "digit", "digits"]),
+    "model": (["run", "--set", "model.name=mpl"], 2, ["model.name", "mpl", "mlp"]),
+    "optimiser": (["run", "--set", "train.optimizer=sgd"], 2, ["train.optimizer", "sgd", "SGD"]),
+    "missing file": (["run", "nowhere.toml"], 2, ["nowhere.toml"]),
+    "not a run": (["resume", "nowhere"], 2, ["nowhere", "not a run folder"]),
+    "not a run either": (["report", "nowhere"], 2, ["nowhere"]),
+    "info of nothing": (["info", "nowhere"], 2, ["nowhere"]),
+    "mixed": (["compare", "nowhere", "here"], 2, ["not a run folder"]),
+    "seeds": (["compare", "--seeds", "a"], 2, ["--seeds", "'a'"]),
+    "vary": (["compare", "--vary", "threshold"], 2, ["--vary"]),
+    "unknown verb": (["rum"], 2, []),
+    "gpu": (["run", "--set", "run.device=cuda"], 2, ["run.device", "cpu"]),
+    "geometry": (["run", "--set", "run.geometry=-1"], 2, ["run.geometry", "-1", "0"]),
+    "shared head": (["run", "--set", "model.head=shared"], 2, ["model.head", "per_task"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case, call, tmp_path, monkeypatch, settings):
+    arguments, expected, words = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "run" and "nowhere.toml" not in arguments:
+        arguments = [arguments[0], settings, *arguments[1:]]
+    if case == "gpu":
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = call(*arguments)
+    assert code == expected
+    assert out == ""
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+    if case != "unknown verb":
+        assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_malformed_toml(tmp_path, call):
+    (tmp_path / "bad.toml").write_text("[train\nrounds = 5")
+    code, _, err = call("run", tmp_path / "bad.toml")
+    assert code == 2
+    assert "bad.toml is not valid TOML" in err
+
+
+def test_a_folder_that_is_not_empty_is_not_touched(tmp_path, call, settings):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.txt").write_text("precious")
+    code, _, err = call("run", settings, "--out", tmp_path / "r")
+    assert code == 2
+    assert "not empty" in err
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, call, settings):
+    (tmp_path / "file").write_text("")
+    code, _, err = call("run", settings, "--out", tmp_path / "file" / "r")
+    assert code == 1
+    assert "Cannot write" in err
+    assert "--out" in err
+
+
+def test_the_default_folder_is_free_and_options_of_others_are_noted(tmp_path, call, settings, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("digits-fedavg-s3", "digits-fedavg-s3-2"):
+        code, _, err = call(
+            "run", settings, "--set", "method.name=fedavg", "--set", "run.seed=3", "--set", "train.rounds=1"
+        )
+        assert code == 0
+        assert (tmp_path / "runs" / expected / "summary.json").exists()
+        assert len(err.strip().splitlines()) == 1
+        assert "'fedavg' has no settings method.threshold" in err
+
+
+def test_python_dash_m_and_version():
+    for arguments in (["--version"], ["--help"], ["run", "--help"]):
+        done = subprocess.run([sys.executable, "-m", "fedprotip", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "fedprotip" in done.stdout

@@ -1,0 +1,350 @@
+"""Clients in worker processes: the bytes of the local engine, whoever trains whom, and nothing is left behind."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedprotip
+from fedprotip.errors import RunError, UsageError
+from fedprotip.federation.client import Workspace
+from fedprotip.federation.engines import pool as workers
+from fedprotip.federation.engines.pool import Worker, WorkerEngine, fingerprint, useful_workers
+from fedprotip.methods import create_method
+from fedprotip.models import build_network
+from fedprotip.models.heads import _builders
+from fedprotip.settings import KNOWN, to_toml
+from fedprotip.store.files import ClientStore, ObjectFolder, hash_of
+from fedprotip.stream import build_stream
+from tests.small import results, small
+
+FIVE = {"count": 5, "alpha": 0.3}  # uneven: clients finish in another order than they begin
+
+
+def run(folder, settings, count, observers=()):
+    """The results of a run with so many workers."""
+    fedprotip.run(settings, overrides=[f"clients.workers={count}"], out=folder, observers=observers)
+    assert multiprocessing.active_children() == []
+    return results(folder)
+
+
+def place(settings):
+    """A workspace as api makes it."""
+    method, stream = create_method(settings), build_stream(settings)
+    network = build_network(settings, stream.dataset.image_shape, method.routes)
+    return Workspace(settings, method, network, stream, ClientStore(ObjectFolder(Path("unused")), 0))
+
+
+CASES = {
+    "fedavg": {"method": {"name": "fedavg"}, "model": {"freeze": "layer1", "freeze_from": "first"}},
+    "fedprotip": {},
+    "bf16": {"train": {"wire": "bf16"}},
+    "roster": {"clients": {"count": 5, "fraction": 0.6, "roster": {"1": "0-2", "2": "1-3,7"}}},
+    "views of a frozen prefix": {
+        "model": {"freeze": "layer1", "freeze_from": "start"},
+        "train": {"augment": "standard", "views": 2, "steps": 3, "head_start": "closed"},
+    },
+    "norms": {"model": {"name": "small_cnn", "width": 8, "norm": "track"}, "train": {"rounds": 2}},
+}
+
+
+QUICK = ("fedavg", "fedprotip")
+
+
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def test_the_same_bytes_as_in_one_process(tmp_path, case):
+    settings = small(**{"clients": FIVE, **CASES[case]})
+    assert run(tmp_path / "workers", settings, 2) == run(tmp_path / "alone", settings, 0)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "r"
+    return run(folder, small(clients=FIVE), 0)
+
+
+def test_observers_see_the_rounds_as_they_end(tmp_path, alone):
+    seen = []
+    run(tmp_path / "r", small(clients=FIVE), 9, [lambda event: seen.append(event["event"])])
+    assert seen.count("round") == 9
+    assert results(tmp_path / "r") == alone
+
+
+def interrupt(after, act):
+    """An observer that acts once, after so many rounds."""
+    seen = []
+
+    def observe(event):
+        seen.append(event["event"])
+        if event["event"] == "round" and seen.count("round") == after:
+            act()
+
+    return observe
+
+
+def set_workers(folder, count):
+    """As if the run had begun with another number of workers."""
+    path, manifest = folder / "settings.toml", json.loads((folder / "manifest.json").read_text())
+    text = path.read_text().replace("\nworkers = 2\n", f"\nworkers = {count}\n")
+    assert text != path.read_text()
+    path.write_text(text)
+    manifest["settings"], manifest["files"]["settings.toml"] = text, hash_of(text.encode())
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", [0, 3])
+def test_an_interrupted_run_goes_on_with_another_number_of_workers(tmp_path, alone, then):
+    def stop():
+        assert len(multiprocessing.active_children()) == 2
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "r", small(clients=FIVE), 2, [interrupt(5, stop)])
+    assert multiprocessing.active_children() == []
+    set_workers(tmp_path / "r", then)
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == alone
+
+
+def test_a_worker_that_dies_is_named_and_the_run_can_be_resumed(tmp_path, alone):
+    def kill():
+        multiprocessing.active_children()[0].kill()
+        time.sleep(0.2)
+
+    with pytest.raises(RunError, match=r"A worker process died while it .* \(exit code -9\); .*resume"):
+        run(tmp_path / "r", small(clients=FIVE), 2, [interrupt(4, kill)])
+    assert multiprocessing.active_children() == []
+    assert not list((tmp_path / "r").glob("fedprotip-*"))
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == alone
+
+
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 12)
+
+    def forward(self, images):
+        return torch.relu(self.first(images.flatten(1)))
+
+
+def test_what_only_this_process_knows_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(_builders, "mlp", lambda *_: Other())
+    with pytest.raises(UsageError, match=r"workers = 2: .* another method, model or dataset .* valid value is 0\."):
+        run(tmp_path / "other", small(), 2)
+    monkeypatch.setitem(KNOWN, "model.name", dict(KNOWN["model.name"]))  # forgotten after this test
+    fedprotip.models.register("only_here")(lambda *_: Other())
+    with pytest.raises(UsageError, match=r"model.name = 'only_here' is unknown.* registered in Python .* value is 0\."):
+        run(tmp_path / "missing", small(model={"name": "only_here"}), 2)
+    assert multiprocessing.active_children() == []
+
+
+def test_no_more_workers_than_clients_of_a_round():
+    counts = [
+        useful_workers(place(small(f"clients.workers={workers}", clients={"count": 6, "fraction": fraction})))
+        for workers, fraction in ((4, 1.0), (9, 1.0), (9, 0.5), (3, 0.01))
+    ]
+    assert counts == [4, 6, 3, 1]
+
+
+def test_another_dataset_or_method_is_recognised():
+    mine = fingerprint(place(small()))
+    assert mine == fingerprint(place(small("run.threads=2")))
+    others = [small(method={"name": "fedavg"}), small(model={"width": 25}), small(data={"train_limit": 50})]
+    assert mine not in [fingerprint(place(settings)) for settings in others]
+
+
+class Threaded(Worker):
+    """A worker in a thread of this process, where a test can change what it does."""
+
+    def __init__(self, wanted):
+        self.task = self.round = self.client = None
+        self.connection, theirs = multiprocessing.Pipe()
+        self.process = self
+        self._thread = threading.Thread(target=workers.main, args=(theirs,), daemon=True)
+        self._thread.start()
+
+    def terminate(self):
+        self.connection.close()
+
+    def end(self):
+        self._thread.join(5)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """One worker in a thread; client 1 raises an error in the second task."""
+
+    def install(error):
+        original = Workspace.train
+
+        def train(self, client, round_):
+            if client == 1 and self.task == 1:
+                raise error
+            return original(self, client, round_)
+
+        monkeypatch.setattr(Workspace, "train", train)
+        monkeypatch.setattr(workers, "Worker", Threaded)
+
+    return install
+
+
+def test_a_failing_client_is_left_out_as_in_one_process(tmp_path, broken):
+    broken(OSError("the disk of this hospital is full"))
+    one, other = run(tmp_path / "alone", small(), 0), run(tmp_path / "workers", small(), 1)
+    assert one["summary"]["failures"]["by_reason"] == {"OSError: the disk of this hospital is full": 3}
+    assert one == other
+
+
+@pytest.mark.parametrize("kind", [UsageError, RunError])
+def test_an_error_of_the_whole_run_stops_it(tmp_path, broken, kind):
+    broken(kind("This cannot go on."))
+    with pytest.raises(kind, match=r"^This cannot go on\.$"):
+        run(tmp_path / "r", small(), 1)
+
+
+def test_updates_that_are_not_finite_are_rejected_alike(tmp_path):
+    said = []
+    for name, count in (("alone", 0), ("workers", 2)):
+        with pytest.raises(RunError) as error:
+            run(tmp_path / name, small("train.lr=1e30", clients=FIVE), count)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert (tmp_path / "alone" / "ledger.jsonl").read_bytes() == (tmp_path / "workers" / "ledger.jsonl").read_bytes()
+
+
+def test_replies_keep_their_order_and_workers_run_ahead_only_so_far(tmp_path):
+    settings = small("clients.workers=2", clients={"count": 12, "alpha": 0.3})
+    workspace, turn = place(settings), []
+    engine = WorkerEngine(workspace, tmp_path)
+    most = 0
+    original = engine._collect
+
+    def counting(answers):
+        nonlocal most
+        original(answers)
+        most = max(most, len(answers))
+
+    engine._collect = counting
+    try:
+        engine.begin_task(0, place_network(workspace), {})
+        replies = engine.train(engine.present(range(12)), 0, lambda client: turn.append(client) or [])
+        for reply in replies:
+            assert turn[-1] == reply.client
+            if reply.client == turn[0]:
+                time.sleep(1)  # a slow server: workers have all the time to run ahead
+        assert turn == engine.present(range(12))
+        assert most <= 2 * workers.AHEAD
+        abandoned = engine.train(turn, 1, lambda client: [])
+        next(abandoned)
+        abandoned.close()
+        assert multiprocessing.active_children() == []
+    finally:
+        engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def place_network(workspace):
+    """A server's network of the first task."""
+    other = place(workspace.settings)
+    other.begin_task(0)
+    return other.network
+
+
+SCRIPT = """
+import sys
+import torch
+import fedprotip
+from fedprotip.methods.base import Method, register
+from fedprotip.settings import MethodSettings
+
+class MoodyOptions(MethodSettings):
+    name: str = "moody"
+
+@register
+class Moody(Method):
+    name, Options = "moody", MoodyOptions
+
+    def loss(self, network, inputs, labels, task):
+        if task == 1 and len(labels.unique()) == 1:
+            raise ValueError("only one class")
+        return super().loss(network, inputs, labels, task)
+
+{guard}
+    settings = {{"stream": {{"tasks": 2, "task_size": 2}}, "clients": {{"count": 5, "alpha": 0.3}},
+                "method": {{"name": "moody"}}, "model": {{"width": 16}}, "run": {{"threads": 1}},
+                "train": {{"rounds": 2, "epochs": 1, "batch": 4}}}}
+    for count in (2, 0):
+        fedprotip.run(settings, ["clients.workers=%d" % count], out=sys.argv[1] + str(count))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_that_registers_at_its_top(tmp_path, guarded):
+    """Workers import it again: what it registers is known there, if its runs stand below the usual guard."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard='if __name__ == "__main__":' if guarded else "if True:"))
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "r"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if guarded:
+        assert done.returncode == 0, done.stderr
+        found = results(tmp_path / "r2")
+        assert found == results(tmp_path / "r0")
+        assert list(found["summary"]["failures"]["by_reason"]) == ["ValueError: only one class"]
+    else:
+        assert 'below if __name__ == "__main__":' in done.stderr.strip().splitlines()[-1]
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_from_outside_no_process_is_left(tmp_path, stop):
+    """Ctrl-C reaches the whole group; after SIGKILL of the run workers see that it is gone."""
+    folder, file = tmp_path / "r", tmp_path / "settings.toml"
+    file.write_text(to_toml(small("clients.workers=2", clients=FIVE, train={"rounds": 500})))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedprotip", "run", file, "--out", folder],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    while process.poll() is None and not list(folder.glob("checkpoint/*.json")):
+        time.sleep(0.01)
+    left = children(process.pid)
+    assert len(left) >= 2
+    if stop == signal.SIGINT:
+        os.killpg(process.pid, stop)
+    else:
+        os.kill(process.pid, stop)
+    output = process.communicate()[0]
+    if stop == signal.SIGINT:
+        assert process.returncode == 1
+        assert "fedprotip resume" in output.replace("\n", " ")
+        assert not list(folder.glob("fedprotip-*"))
+    assert "Traceback" not in output
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]

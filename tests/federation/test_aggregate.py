@@ -1,0 +1,113 @@
+"""Eq. 6 against a plain sum; identical models are left alone to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedprotip.federation.aggregate import Average
+from fedprotip.store.files import serialise
+
+floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+weights = st.lists(st.one_of(st.integers(1, 10**6), st.floats(1e-3, 1e6)), min_size=1, max_size=40)
+
+
+@given(arrays(np.float32, st.integers(0, 6), elements=floats32), weights, st.integers(0, 2**40))
+def test_identical_models_give_that_model_bit_by_bit(values, weights, counter):
+    model = {
+        "weight": torch.from_numpy(values),
+        "half": torch.from_numpy(values).clamp(-6e4, 6e4).half(),
+        "bfloat": torch.from_numpy(values).clamp(-1e38, 1e38).bfloat16(),
+        "counter": torch.tensor(counter),
+        "small": torch.tensor([3, 250], dtype=torch.uint8),
+        "flag": torch.tensor([True, False]),
+    }
+    average = Average()
+    for weight in weights:
+        average.add({name: tensor.clone() for name, tensor in model.items()}, weight)
+    result = average.result()
+    assert {name: tensor.dtype for name, tensor in result.items()} == {n: t.dtype for n, t in model.items()}
+    assert serialise(result) == serialise(model)
+
+
+@given(st.integers(0, 1000), st.integers(1, 37))
+def test_the_average_is_the_weighted_sum(seed, clients):
+    rng = np.random.default_rng(seed)
+    models = rng.standard_normal((clients, 3, 4)) * 10.0 ** rng.integers(-3, 4)
+    counts = rng.integers(1, 500, clients)
+    average = Average()
+    for model, count in zip(models, counts, strict=True):
+        average.add({"w": torch.tensor(model)}, float(count))
+    expected = sum(count / counts.sum() * model for model, count in zip(models, counts, strict=True))
+    assert average.result()["w"].numpy() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_scale_of_all_weights_changes_nothing():
+    results = []
+    for scale in (1.0, 1024.0):
+        average = Average()
+        average.add({"w": torch.tensor([0.1, 7.0])}, 3 * scale)
+        average.add({"w": torch.tensor([0.3, -7.0])}, 5 * scale)
+        results.append(average.result()["w"])
+    assert torch.equal(*results)
+    assert results[0].tolist() == pytest.approx([0.225, -1.75])
+
+
+def test_counters_take_the_largest_value_in_any_order():
+    for counts in ([3, 9, 5], [9, 5, 3]):
+        average = Average()
+        for count in counts:
+            average.add({"n": torch.tensor(count)}, 1.0)
+        assert average.result()["n"].item() == 9
+        assert average.result()["n"].dtype == torch.int64
+
+
+def test_the_clients_tensors_are_left_alone():
+    mine, counter = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor(4)
+    average = Average()
+    average.add({"w": mine, "n": counter}, 1.0)
+    average.add({"w": torch.zeros(2, dtype=torch.float64), "n": torch.tensor(7)}, 3.0)
+    average.result()["w"].zero_()
+    assert mine.tolist() == [1.0, 2.0]
+    assert counter.item() == 4
+    assert average.result()["w"].tolist() == [0.25, 0.5]
+
+
+def test_no_client_is_no_average():
+    average = Average()
+    assert not average
+    average.add({"w": torch.ones(1)}, 2.0)
+    assert average
+
+
+def test_tensors_of_any_size_and_order_find_their_place():
+    """Larger than the pieces that are added at once, of different dtypes, named in another order."""
+    generator = torch.Generator().manual_seed(0)
+    models = [
+        {
+            "large": torch.randn(3, 50_001, generator=generator),
+            "n": torch.tensor(k),
+            "half": torch.randn(7, generator=generator).bfloat16(),
+            "transposed": torch.randn(20, 10, generator=generator).T,
+        }
+        for k in range(3)
+    ]
+    average = Average()
+    for model in models:
+        average.add(model if model["n"] else dict(reversed(model.items())), 1.0)
+    result = average.result()
+    for name in ("large", "half", "transposed"):
+        expected = sum(model[name].double() for model in models) / 3
+        assert torch.equal(result[name], expected.to(result[name].dtype))
+        assert result[name].dtype == models[0][name].dtype
+
+
+def test_small_contributions_are_not_lost_among_large_ones():
+    """float32 sums would lose all 1,000 of them."""
+    average = Average()
+    average.add({"w": torch.tensor([2.0**24])}, 1.0)
+    for _ in range(1000):
+        average.add({"w": torch.tensor([1.0])}, 1.0)
+    assert average.result()["w"].item() == pytest.approx((2.0**24 + 1000) / 1001, rel=1e-7)

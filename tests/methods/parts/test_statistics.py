@@ -1,0 +1,341 @@
+"""The statistics message: what a client tells, what is refused, how the server adds it up."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.inference.statistics import Sums, low_rank, pack
+from fedprotip.inference.ways import Columns
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods import ClientTask, statistics
+from fedprotip.models import build_network
+from fedprotip.models.prefix import PrefixCache
+from fedprotip.store.files import ClientStore, ObjectFolder
+from fedprotip.stream import build_stream
+from tests.small import quick, small, tensors
+
+D = 24
+
+
+@pytest.fixture
+def at(tmp_path):
+    """Clients at the end of a task, with a network as it was born."""
+
+    def build(task=0, **sections):
+        settings = small(**sections)
+        stream = build_stream(settings)
+        network = build_network(settings, stream.dataset.image_shape, True).eval()
+        for known in stream.tasks[: task + 1]:
+            network.add_head(known.classes, 0, known.index)
+        objects = ObjectFolder(tmp_path / "objects")
+        objects.create()
+        store, cache = ClientStore(objects, 2**20), PrefixCache(stream, settings)
+        return settings, lambda client: ClientTask(client, task, network, {}, stream, store, 0, cache)
+
+    return build
+
+
+def plain(local, settings, mapped=lambda features: features):
+    """The same by a loop over single samples."""
+    classes = local.stream.tasks[local.task].classes
+    samples = local.stream.client_samples(local.task, local.client)
+    labels = local.stream.dataset.train_labels[torch.from_numpy(samples)].tolist()
+    counts, sums, moment = np.zeros(len(classes)), 0.0, 0.0
+    for index, label in zip(samples, labels, strict=True):
+        if labels.count(label) < settings.statistics.minimum:
+            continue
+        image, _ = local.stream.train_batch(local.task, np.array([index]))
+        with torch.no_grad():
+            feature = mapped(local.network.embed(image))[0].double().numpy()
+        counts[classes.index(label)] += 1
+        sums = sums + np.outer(np.eye(len(classes))[classes.index(label)], feature)
+        moment = moment + np.outer(feature, feature)
+    return counts, sums, moment
+
+
+@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("batch", [7, 512])
+def test_a_client_tells_the_sums_of_a_plain_loop(at, task, batch):
+    settings, client = at(task, clients={"count": 4}, evaluate={"batch": batch}, stream={"task_size": 3})
+    for number in range(4):
+        message = statistics.gather(client(number), settings)
+        counts, sums, moment = plain(client(number), settings)
+        statistics.check(message, 3, D)
+        assert message.tensors["counts"].tolist() == counts.tolist()
+        assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-5, abs=1e-4)
+        assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(D)], rel=1e-5, abs=1e-4)
+
+
+def test_a_class_below_the_minimum_is_left_out_of_everything(at):
+    """Uneven clients: what a class below the minimum would add is nowhere, and the message says that it was there."""
+    settings, client = at(
+        clients={"count": 3, "alpha": 0.3}, statistics={"minimum": 60}, stream={"tasks": 2, "task_size": 4}
+    )
+    withheld = []
+    for number in range(3):
+        message = statistics.gather(client(number), settings)
+        held = torch.bincount(client(number).labels(), minlength=4)
+        few = held < 60
+        assert message.tensors["counts"].tolist() == torch.where(few, 0, held).tolist()
+        assert (message.tensors["sums"][few] == 0).all()
+        assert message.tensors["moment"].numpy() == pytest.approx(
+            np.zeros(D * (D + 1) // 2) if few.all() else plain(client(number), settings)[2][np.triu_indices(D)],
+            rel=1e-5,
+            abs=1e-4,
+        )
+        assert message.meta == {"withheld": int((few & (held > 0)).sum())}
+        withheld.append(message.meta["withheld"])
+    assert max(withheld) > 0
+    assert min(withheld) < 4
+
+
+def test_the_minimum_itself_is_enough(at):
+    held = torch.bincount(at()[1](0).labels(), minlength=2)
+    settings, client = at(statistics={"minimum": int(held[0])})
+    assert statistics.gather(client(0), settings).tensors["counts"][0] == held[0]
+    settings, client = at(statistics={"minimum": int(held[0]) + 1})
+    assert statistics.gather(client(0), settings).tensors["counts"][0] == 0
+
+
+def test_a_client_with_too_few_of_everything_sends_zeros(at):
+    settings, client = at(statistics={"minimum": 10**6})
+    message = statistics.gather(client(0), settings)
+    statistics.check(message, 2, D)
+    assert all((tensor == 0).all() for tensor in message.tensors.values())
+    assert message.meta["withheld"] == 2
+
+
+def test_whoever_listens_sees_all_features_also_of_rare_classes(at):
+    settings, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
+    seen = []
+    statistics.gather(client(0), settings, also=lambda features: seen.append(len(features)))
+    assert sum(seen) == len(client(0).labels())
+    assert max(seen) == 16
+
+
+def test_mapped_features_are_summed_if_asked_for(at):
+    settings, client = at(statistics={"features": 40})
+    change = statistics.feature_map(client(0).network, settings)
+    message = statistics.gather(client(0), settings)
+    statistics.check(message, 2, 40)
+    _, sums, moment = plain(client(0), settings, change)
+    assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-4, abs=1e-3)
+    assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(40)], rel=1e-4, abs=1e-3)
+    statistics.check(statistics.gather(client(0), settings, mapped=False), 2, D)
+
+
+# What arrives
+
+
+def good(seed=0, classes=2, d=3, n=20):
+    rng = np.random.default_rng(seed)
+    sums = Sums.zeros(classes, d)
+    sums.add(torch.tensor(rng.standard_normal((n, d))), torch.tensor(rng.integers(0, classes, n)))
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    return Message(statistics.KIND, tensors, {"withheld": 0})
+
+
+def damaged(name, change):
+    message = good()
+    message.tensors[name] = change(message.tensors[name].clone())
+    return message
+
+
+def at_place(place, value):
+    def change(tensor):
+        tensor.view(-1)[place] = value
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (damaged("counts", at_place(1, -3)), "count is negative"),
+        (damaged("counts", lambda t: t.float()), "expected torch.int64"),
+        (damaged("counts", lambda t: t[:1]), "has shape"),
+        (damaged("sums", lambda t: t[:, :2]), "has shape"),
+        (damaged("sums", lambda t: t.double()), "expected torch.float32"),
+        (damaged("sums", at_place(2, torch.nan)), "not finite"),
+        (damaged("moment", at_place(0, torch.inf)), "not finite"),
+        (damaged("moment", lambda t: t[:-1]), "has shape"),
+        (damaged("moment", at_place(0, -1.0)), "smaller than its sums allow"),
+        (damaged("moment", at_place(3, -1.0)), "smaller than its sums allow"),
+        (damaged("moment", at_place(5, -1.0)), "smaller than its sums allow"),
+        (Message("basis", good().tensors, {"withheld": 0}), "was expected"),
+        (Message(statistics.KIND, good().tensors, {}), "withheld"),
+        (Message(statistics.KIND, good().tensors, {"withheld": torch.nan}), "withheld"),
+        (Message(statistics.KIND, {"counts": good().tensors["counts"]}, {"withheld": 0}), "missing"),
+    ],
+)
+def test_damaged_statistics_are_refused(message, words):
+    with pytest.raises(BadMessage, match=words):
+        statistics.check(message, 2, 3)
+
+
+def test_good_statistics_pass_and_so_do_negative_products_off_the_diagonal():
+    statistics.check(good(), 2, 3)
+    statistics.check(damaged("moment", at_place(1, -1e-3)), 2, 3)
+
+
+def impossible(change):
+    message = good()
+    change(message.tensors)
+    return message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors["counts"].zero_(),
+        lambda tensors: tensors["moment"].mul_(1e-3),
+        lambda tensors: tensors["sums"].mul_(100),
+    ],
+    ids=["sums of no samples", "a small moment", "sums larger than the moment allows"],
+)
+def test_sums_that_no_samples_could_have_are_refused_or_do_no_harm(change):
+    """One broken client must not stop the run: answers stay finite for samples like those of the others."""
+    message = impossible(change)
+    try:
+        statistics.check(message, 2, 3)
+    except BadMessage:
+        return
+    knowledge = {}
+    statistics.remember(knowledge, statistics.added([(0, good(1)), (1, message)]))
+    expert = statistics.expert(Network3(), knowledge, Columns.of([(0, 1)]), small())
+    assert expert(torch.eye(3)).isfinite().all()
+
+
+class Network3:
+    features = 3
+
+
+# What is kept
+
+
+def test_messages_digested_in_any_order_give_the_same_knowledge():
+    messages = [(client, good(client, classes=3, d=5)) for client in range(9)]
+    one, other = {}, {}
+    statistics.remember(one, statistics.added(messages))
+    statistics.remember(other, statistics.added(messages[::-1]))
+    assert one.keys() == other.keys() == {statistics.COUNTS, statistics.SUMS, statistics.MOMENT}
+    for name in one:
+        assert one[name].dtype == torch.float64
+        torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-12)
+    assert one[statistics.COUNTS].sum() == 9 * 20
+
+
+def test_tasks_add_rows_and_share_one_moment():
+    first, second, knowledge = good(0), good(1, classes=4), {}
+    for message in (first, second):
+        statistics.remember(knowledge, statistics.added([(0, message)]))
+    found = statistics.recall(knowledge)
+    assert found.counts.tolist() == [*first.tensors["counts"].tolist(), *second.tensors["counts"].tolist()]
+    assert found.sums.shape == (6, 3)
+    assert torch.equal(found.sums[2:], second.tensors["sums"].double())
+    moment = first.tensors["moment"].double() + second.tensors["moment"].double()
+    assert torch.equal(pack(found.moment), moment)
+
+
+def with_overlap(scenario):
+    """Labels 0 1 | 1 2, as two tasks and as their experts."""
+    knowledge = {}
+    for seed in (0, 1):
+        statistics.remember(knowledge, statistics.added([(0, good(seed))]))
+    stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
+    columns = Columns.of([(0, 1), (1, 2)])
+    experts, ways = statistics.answers(Network3(), knowledge, columns, small(stream=stream))
+    assert experts.keys() == ways.keys()
+    return statistics.recall(knowledge), experts
+
+
+def test_a_class_seen_again_adds_up():
+    sums, experts = with_overlap("class")
+    assert set(experts) == {"statistics"}
+    adds_up(sums, experts["statistics"])
+
+
+def adds_up(sums, expert):
+    scores = expert(torch.randn(5, 3))
+    assert scores.shape == (5, 4)
+    assert torch.equal(scores[:, 1], scores[:, 2])  # one Gaussian, an answer of two tasks
+    assert not torch.equal(scores[:, 0], scores[:, 1])
+    mean = (sums.sums[1] + sums.sums[2]) / (sums.counts[1] + sums.counts[2])
+    nearest = expert(torch.stack([mean, sums.means()[0], sums.means()[3]]).float())
+    assert nearest[0, 1].item() == pytest.approx(0.0, abs=1e-4)
+    assert nearest.argmax(1).tolist() == [1, 0, 3]
+
+
+def test_with_domains_every_one_keeps_its_own_and_all_together_have_one_more():
+    sums, experts = with_overlap("domain")
+    assert set(experts) == {"statistics", "shared"}
+    adds_up(sums, experts["shared"])
+    scores = experts["statistics"](sums.means().float())
+    assert scores.diagonal().tolist() == pytest.approx([0.0] * 4, abs=1e-4)
+    assert not torch.equal(scores[:, 1], scores[:, 2])
+
+
+# Low rank
+
+
+def low(seed=0, classes=2, d=9, rank=3, n=40):
+    """Statistics of low rank as they are sent, and the sums they stand for."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.standard_normal((d, d)) * np.geomspace(1, 0.01, d)
+    sums = Sums.zeros(classes, d)
+    sums.add(torch.tensor(rng.standard_normal((n, d)) @ mixed.T + 3), torch.tensor(rng.integers(0, classes, n)))
+    factor, rest = low_rank(sums.scatter(), rank)
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "factor": factor.float(), "rest": rest.float()}
+    return Message(statistics.KIND, tensors, {"withheld": 0}), sums
+
+
+def test_statistics_of_low_rank_keep_means_and_variances_and_never_lose_definiteness():
+    message, sums = low()
+    statistics.check(message, 2, 9, rank=3)
+    found = statistics.added([(0, message), (1, low(seed=1)[0])])
+    whole = sums + low(seed=1)[1]
+    assert torch.allclose(found.means(), whole.means(), rtol=1e-5)
+    assert torch.allclose(found.scatter().diagonal(), whole.scatter().diagonal(), rtol=1e-4)
+    assert torch.linalg.eigvalsh(found.scatter()).min() > -1e-4
+    error = torch.linalg.matrix_norm(found.scatter() - whole.scatter()) / torch.linalg.matrix_norm(whole.scatter())
+    assert 0 < error < 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("factor", lambda t: t[:, :2], "has shape"),
+        ("factor", at_place(0, torch.nan), "not finite"),
+        ("rest", at_place(4, -1.0), "variance is negative"),
+        ("rest", lambda t: t[:-1], "has shape"),
+    ],
+)
+def test_damaged_statistics_of_low_rank_are_refused(name, change, words):
+    message, _ = low()
+    message.tensors[name] = change(message.tensors[name].clone())
+    with pytest.raises(BadMessage, match=words):
+        statistics.check(message, 2, 9, rank=3)
+
+
+def test_the_other_form_is_refused():
+    with pytest.raises(BadMessage):
+        statistics.check(low()[0], 2, 9)
+    with pytest.raises(BadMessage):
+        statistics.check(good(d=9), 2, 9, rank=3)
+    statistics.check(good(d=6), 2, 6, rank=3)  # no saving: whole moments travel
+
+
+@pytest.mark.parametrize("method", ["fedprotip", "lda", "ridge"])
+def test_a_run_with_statistics_of_low_rank_sends_less_and_answers_nearly_as_well(tmp_path, method, monkeypatch):
+    quick(monkeypatch)
+    sections = {"model": {"width": 64}, "train": {"rounds": 2, "head_start": "closed"}, "method": {"name": method}}
+    whole, cut = (
+        fedprotip.run(small(statistics={"rank": rank}, **sections), out=tmp_path / str(rank)) for rank in (0, 12)
+    )
+    assert cut["failures"]["count"] == 0
+    assert cut["bytes"]["up"]["statistics"] < 0.6 * whole["bytes"]["up"]["statistics"]
+    assert cut["accuracy"]["single"] > whole["accuracy"]["single"] - 10
+    kept = tensors(tmp_path / "12", "statistics")
+    assert kept["moment"].shape == (64 * 65 // 2,)

@@ -1,0 +1,218 @@
+"""Reproducing a table: missing cells are run once, kept as files, and the table is made from the files alone."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+import fedprotip
+from fedprotip.paper import reproduce
+from fedprotip.paper.protocols import PROTOCOLS, Protocol, Row
+
+TINY = {
+    "data": {"name": "digits"},
+    "stream": {"tasks": 2, "task_size": 2},
+    "clients": {"count": 2},
+    "model": {"name": "mlp", "width": 16, "depth": 2},
+    "train": {"rounds": 1, "epochs": 1, "batch": 32, "lr": 0.05},
+    "run": {"threads": 1, "geometry": 0},
+}
+PRINTED = {"table": 1, "dataset": "cifar100", "alpha": 0.5}
+
+
+def tiny_row(name, method, published=None):
+    return Row(name, {**TINY, "method": {"name": method}}, published or {})
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A table of three rows on the digits, one of a method that nobody has."""
+    rows = (
+        tiny_row("plain", "fedavg", {**PRINTED, "method": "fedavg"}),
+        tiny_row("ours", "fedprotip", {**PRINTED, "method": "fedprotip"}),
+        tiny_row("later", "glfc-of-tomorrow", {**PRINTED, "method": "glfc"}),
+    )
+    monkeypatch.setitem(PROTOCOLS, "tiny", Protocol("tiny", "A tiny table", rows))
+    return {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+
+
+def carry_out(places, **options):
+    started = []
+    plan = reproduce.make_plan("tiny", "cpu", **{"seeds": 1, **options}, **places)
+    reproduce.carry_out(plan, lambda cell: started.append(cell.name) or [])
+    return started
+
+
+def files(places):
+    return sorted(path.name for path in (places["results"] / "tiny" / "cpu").glob("*.json"))
+
+
+def test_an_interruption_between_cells_loses_nothing(tiny):
+    class Stop(Exception):
+        pass
+
+    def stop_at_third(cell):
+        if cell.name == "ours-s0":
+            raise Stop
+        return []
+
+    plan = reproduce.make_plan("tiny", "cpu", seeds=2, **tiny)
+    assert [cell.name for cell in plan.cells] == ["plain-s0", "plain-s1", "ours-s0", "ours-s1"]
+    with pytest.raises(Stop):
+        reproduce.carry_out(plan, stop_at_third)
+    assert files(tiny) == ["plain-s0.json", "plain-s1.json"]
+    assert carry_out(tiny, seeds=2) == ["ours-s0", "ours-s1"]
+    assert carry_out(tiny, seeds=2) == []
+    assert len(files(tiny)) == 4
+
+
+def test_an_interruption_within_a_cell_is_resumed(tiny):
+    def stop(event):
+        if event["event"] == "task":
+            raise KeyboardInterrupt
+
+    plan = reproduce.make_plan("tiny", "cpu", 1, ["ours"], **tiny)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.carry_out(plan, lambda cell: [stop])
+    assert files(tiny) == []
+    assert (tiny["runs"] / "tiny" / "cpu" / "ours-s0" / "manifest.json").exists()
+    assert carry_out(tiny, only=["ours"]) == ["ours-s0"]
+    whole = fedprotip.run(plan.cells[0].settings, out=tiny["runs"] / "whole")
+    cell = json.loads((tiny["results"] / "tiny" / "cpu" / "ours-s0.json").read_text())
+    assert cell["summary"]["accuracy"] == whole["accuracy"]
+
+
+def test_the_table_is_made_from_the_files_alone(tiny):
+    carry_out(tiny, seeds=2)
+    shutil.rmtree(tiny["runs"])
+    outcome = reproduce.rebuild("tiny", "cpu", tiny["results"])
+    by_figure = {(line.row, line.metric, line.mode): line for line in outcome.lines}
+    line = by_figure["ours", "acc", "batch64"]
+    assert (line.paper.mean, line.seeds) == (86.0, 2)
+    assert line.ours.std is not None
+    assert line.verdict == "not comparable"
+    assert "rounds × epochs 1 × 1, paper 50 × 5" in line.why
+    assert "data digits, paper cifar100" in line.why
+    assert by_figure["ours", "acc", "single"].verdict == "not published"
+    assert by_figure["later", "acc", "agnostic"].verdict == "not run"
+    assert outcome.waiting == {"later": "this version lacks the method 'glfc-of-tomorrow'"}
+    written = reproduce.write_table(outcome, tiny["results"])
+    assert [path.name for path in written] == ["table.md", "table.csv", "table.png"]
+    text = written[0].read_text()
+    assert "| ours | acc batch64 |" in text
+    assert "| 86.00 | not comparable [" in text
+    assert "Table 1: cifar100 ×10, α 0.5, 5 clients" in text
+    with written[1].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(outcome.lines)
+    assert {row["verdict"] for row in rows} == {"not comparable", "not published", "not run"}
+    assert written[2].read_bytes().startswith(b"\x89PNG")
+    assert reproduce.rebuild("tiny", "cpu", tiny["results"]) == outcome
+
+
+def test_a_table_without_a_single_run_shows_what_the_paper_says(tiny):
+    outcome = reproduce.rebuild("tiny", "paper", tiny["results"])
+    assert {line.verdict for line in outcome.lines} == {"not run"}
+    assert set(outcome.waiting) == {"plain", "ours", "later"}
+    assert [path.name for path in reproduce.write_table(outcome, tiny["results"])] == ["table.md", "table.csv"]
+
+
+def test_a_finished_cell_is_small_and_tells_how_it_was_made(tiny):
+    carry_out(tiny, only=["ours"])
+    path = tiny["results"] / "tiny" / "cpu" / "ours-s0.json"
+    cell = json.loads(path.read_text())
+    assert path.stat().st_size < 10_000
+    assert cell["command"] == "fedprotip reproduce tiny --scale cpu --only ours --seeds 1"
+    assert {"matrix", "confusion"}.isdisjoint(cell["summary"])
+    assert len(cell["summary"]["curve"]["aware"]) == 2
+    assert len(cell["summary"]["mib_by_task"]["basis"]) == 2
+    assert cell["settings"]["method"]["name"] == "fedprotip"
+    assert cell["versions"]["fedprotip"]
+    assert cell["seconds"] > 0
+
+
+def test_changed_settings_make_a_row_of_their_own_and_quiet_ones_do_not(tiny):
+    carry_out(tiny, only=["plain"])
+    assert carry_out(tiny, only=["plain"], overrides=["train.rounds=2", "run.checkpoint=2"]) == ["plain+rounds-2-s0"]
+    assert carry_out(tiny, only=["plain"], overrides=["run.state_mb=64"]) == []
+    outcome = reproduce.rebuild("tiny", "cpu", tiny["results"])
+    rows = list(dict.fromkeys(line.row for line in outcome.lines))
+    assert rows == ["plain", "plain+rounds-2", "ours", "later"]
+    assert "--set train.rounds=2" in outcome.runs["plain+rounds-2"][0]
+
+
+def test_a_file_made_with_other_settings_is_refused(tiny):
+    carry_out(tiny, only=["plain"])
+    path = tiny["results"] / "tiny" / "cpu" / "plain-s0.json"
+    cell = json.loads(path.read_text())
+    cell["settings"]["train"]["lr"] = 0.3
+    path.write_text(json.dumps(cell))
+    with pytest.raises(fedprotip.UsageError, match=r"plain-s0\.json was made with other settings"):
+        reproduce.make_plan("tiny", "cpu", 1, **tiny)
+
+
+def test_the_same_run_in_another_table_is_not_run_again(tiny, monkeypatch):
+    carry_out(tiny, only=["plain"])
+    monkeypatch.setitem(PROTOCOLS, "twin", Protocol("twin", "Again", (tiny_row("same", "fedavg"),)))
+    plan = reproduce.make_plan("twin", "cpu", 1, **tiny)
+    reproduce.carry_out(plan, lambda cell: pytest.fail("it ran"))
+    cell = json.loads((tiny["results"] / "twin" / "cpu" / "same-s0.json").read_text())
+    assert (cell["table"], cell["row"], cell["seed"]) == ("twin", "same", 0)
+    assert cell["command"].startswith("fedprotip reproduce twin")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ({"only": ["later"]}, "tiny later cannot run at scale 'cpu': this version lacks the method 'glfc-of-tomorrow'"),
+        ({"only": ["late*"]}, "No row of tiny can run at scale 'cpu'"),
+        ({"only": ["plein"]}, "did you mean 'plain'"),
+        ({"scale": "gpu"}, "'gpu' is not a scale"),
+        ({"seeds": 0}, "nearest valid value is 1"),
+        ({"overrides": ["train.round=1"]}, "did you mean 'train.rounds'"),
+    ],
+)
+def test_bad_requests_are_one_sentence_and_write_nothing(tiny, call, sentence):
+    with pytest.raises(fedprotip.UsageError) as error:
+        reproduce.make_plan("tiny", **{"scale": "cpu", "seeds": 1, **call}, **tiny)
+    assert sentence in str(error.value)
+    assert not tiny["results"].exists()
+    assert not tiny["runs"].exists()
+
+
+def test_rows_with_pretrained_weights_ask_for_their_file(tiny):
+    with pytest.raises(fedprotip.UsageError, match=r"--set model\.weights=FILE"):
+        reproduce.make_plan("table1", "cpu", 1, ["cifar100-a0.5-fedavg"], **tiny)
+
+
+def test_a_damaged_file_is_named(tiny):
+    place = tiny["results"] / "tiny" / "cpu"
+    place.mkdir(parents=True)
+    for content in ("{", "[]", "{}"):
+        (place / "plain-s0.json").write_text(content)
+        with pytest.raises(fedprotip.RunError, match=r"plain-s0\.json is damaged"):
+            reproduce.rebuild("tiny", "cpu", tiny["results"])
+
+
+def test_figures_that_the_paper_only_draws_are_shown_too(tiny, monkeypatch):
+    row = Row("geometry", {**TINY, "run": {"threads": 1, "geometry": 1}, "method": {"name": "fedprotip"}})
+    for name in ("fig2", "fig3"):
+        monkeypatch.setitem(PROTOCOLS, name, Protocol(name, "Drawn", (row,)))
+        reproduce.carry_out(reproduce.make_plan(name, "cpu", 1, **tiny))
+    outcome = reproduce.rebuild("fig2", "cpu", tiny["results"])
+    assert {"rho", "beta"} <= {line.metric for line in outcome.lines}
+    assert {line.verdict for line in outcome.lines} == {"not published"}
+    curves = reproduce.rebuild("fig3", "cpu", tiny["results"])
+    assert len(curves.curves["geometry aware"]) == 2
+    assert (reproduce.write_table(curves, tiny["results"])[-1]).name == "table.png"
+
+
+def test_the_overview_lists_every_protocol_and_what_hinders_it(tiny):
+    carry_out(tiny, only=["plain"])
+    listed = {entry["name"]: entry for entry in reproduce.overview("cpu", tiny["results"])}
+    assert set(listed) == set(PROTOCOLS)
+    assert listed["tiny"]["finished"] == 1
+    assert listed["tiny"]["ready"] == 2
+    assert listed["tiny"]["rows"]["later"] == "this version lacks the method 'glfc-of-tomorrow'"
+    assert listed["table2"]["ready"] == 0

@@ -1,0 +1,106 @@
+"""Several runs side by side: labels, mean ± std over seeds, the page."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedprotip.errors import UsageError
+from fedprotip.report import comparison_rows, plots_comparison, write_comparison
+from fedprotip.report.rundata import RunData
+from fedprotip.report.tables import labels
+from tests.report.test_rundata import links, make_run, read_csv
+
+
+def with_reports(folders: list[Path]) -> list[Path]:
+    """Stand-ins for the runs' own pages, so that a comparison does not draw them all."""
+    for folder in folders:
+        (folder / "report.html").write_text("own page")
+    return folders
+
+
+def test_mean_and_sample_std_over_seeds(tmp_path: Path) -> None:
+    folders = []
+    for seed, aware in enumerate((90.0, 92.0, 97.0)):
+        folders.append(make_run(tmp_path / str(seed), tasks=2, seed=seed))
+        path = folders[-1] / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["accuracy"]["aware"] = aware
+        path.write_text(json.dumps(summary))
+    (row,) = comparison_rows(folders)
+    assert (row["label"], row["n"], row["seeds"]) == ("fedprotip", 3, [0, 1, 2])
+    assert row["accuracy"]["aware"]["mean"] == pytest.approx(93.0)
+    assert row["accuracy"]["aware"]["std"] == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
+    assert row["seconds"] == {"mean": pytest.approx(23.4), "std": pytest.approx(0.0)}
+    (alone,) = comparison_rows([folders[0], folders[0]])  # the same folder twice is one run
+    assert alone["n"] == 1
+    assert alone["accuracy"]["aware"] == {"mean": 90.0, "std": None}
+    json.dumps(row)
+
+
+def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
+    specs: list[tuple[str, dict[str, dict[str, Any]]]] = [
+        ("fedprotip", {"method": {"threshold": 0.9}, "train": {"lr": 0.1}}),
+        ("fedprotip", {"method": {"threshold": 0.5}, "train": {"lr": 0.1}}),
+        ("fedavg", {"train": {"lr": 0.01}, "run": {"checkpoint": 7}}),
+    ]
+    runs = [
+        RunData.load(make_run(tmp_path / str(i), method, tasks=1, seed=i, settings=settings))
+        for i, (method, settings) in enumerate(specs)
+    ]
+    assert labels(runs) == ["fedprotip threshold=0.9", "fedprotip threshold=0.5", "fedavg"]
+    html = write_comparison(with_reports([run.folder for run in runs]), tmp_path / "out").read_text()
+    assert "The methods were also run with different train.lr." in html
+
+
+def test_comparison_page(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"runs here/{method}-{seed}", method, seed=seed)
+        for method in ("fedprotip", "fedavg")
+        for seed in (0, 1)
+    ]
+    out = tmp_path / "out"
+    html = write_comparison([*with_reports(folders[:3]), folders[3]], out).read_text()
+    targets = [link for link in links(html) if not link.startswith("data:")]
+    assert targets == [f"../runs%20here/{folder.name}/report.html" for folder in folders]
+    assert (folders[0] / "report.html").read_text() == "own page"
+    assert "FedAvg" in (folders[3] / "report.html").read_text()  # was missing and is made
+    assert len(re.findall(r"<img ", html)) == len(list((out / "plots").glob("*.png"))) == 6
+    rows = read_csv(out / "comparison.csv")
+    expected = comparison_rows(folders)
+    assert [row["label"] for row in rows] == ["fedprotip", "fedavg"]
+    assert float(rows[0]["accuracy_single_std"]) == expected[0]["accuracy"]["single"]["std"]
+    assert rows[1]["accuracy_single_mean"] == ""
+    assert float(rows[1]["bytes_up_mean"]) == expected[1]["bytes"]["up"]["mean"]
+    assert "fedprotip is ahead with" in html
+    first = html
+    assert write_comparison(folders, out).read_text() == first
+
+
+def test_comparison_refuses_to_overwrite_a_run_and_needs_runs(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", tasks=1)
+    with pytest.raises(UsageError, match="is a run folder"):
+        write_comparison([folder], folder)
+    with pytest.raises(UsageError, match="nothing to compare"):
+        comparison_rows([])
+
+
+def test_repeated_seeds_are_remarked(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, tasks=1) for name in ("a", "b")]
+    assert "seed 0 occurs more than once" in write_comparison(with_reports(folders), tmp_path / "out").read_text()
+
+
+def test_geometry_over_threshold(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / f"{epsilon}", geometry=True, settings={"method": {"threshold": epsilon}})
+        for epsilon in (0.5, 0.7, 0.9)
+    ]
+    (by_threshold,) = plots_comparison.thresholds([RunData.load(folder) for folder in folders]).values()
+    assert list(by_threshold) == [0.5, 0.7, 0.9]
+    assert by_threshold[0.7][0].mean == pytest.approx(1.1 - 0.7 - 0.03 * 1.5)
+    write_comparison(with_reports(folders), tmp_path / "out")
+    assert (tmp_path / "out/plots/geometry_over_threshold.png").exists()
+    assert plots_comparison.thresholds([RunData.load(folders[0])]) == {}

@@ -1,0 +1,207 @@
+"""What the report says about finding the task: samples together, confidence, drift; the figure a user gets first."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from rich.console import Console
+
+from fedprotip.cli import display
+from fedprotip.errors import RunError
+from fedprotip.report import finding, plots_finding, write_report
+from fedprotip.report.rundata import RunData
+from fedprotip.report.sections import run_sections
+from tests.report.test_rundata import make_run, read_csv
+
+FUSED: dict[str, dict[str, Any]] = {"method": {"router": "fused"}}
+
+
+def load(folder: Path, **options: Any) -> RunData:
+    return RunData.load(make_run(folder, **{"finding": True, "settings": FUSED, **options}))
+
+
+def change(folder: Path, **values: Any) -> RunData:
+    """The run with other values in its summary."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return RunData.load(folder)
+
+
+def lines(axes: Axes) -> dict[str, Any]:
+    return {str(line.get_label()): line for line in axes.lines}
+
+
+def test_sections_come_with_their_data(tmp_path: Path) -> None:
+    own = ["How many samples come together", "How sure the answers are", "Drift of class statistics"]
+    assert [s.title for s in run_sections(load(tmp_path / "new")) if s.title in own] == own
+    assert not {s.title for s in run_sections(load(tmp_path / "old", finding=False))} & set(own)
+    measured = run_sections(load(tmp_path / "geometry", geometry=True))[-1]
+    names = [picture.name for picture in measured.pictures]
+    assert measured.title == "Geometry of projection"
+    assert names.index("drift") == names.index("geometry_beta") + 1  # side by side, and only once
+    one = [s.title for s in run_sections(load(tmp_path / "one", tasks=1)) if s.title in own]
+    assert one == ["How sure the answers are"]  # a single task is neither found nor drifts
+
+
+def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True)
+    write_report(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    sizes = [row for row in read_csv(folder / "tables/sweep_size.csv") if row["router"] == "fused"]
+    assert [float(row["accuracy"]) for row in sizes] == summary["sweeps"]["size"]["fused"]
+    assert [int(row["size"]) for row in sizes] == summary["sweeps"]["sizes"]
+    purities = read_csv(folder / "tables/sweep_purity.csv")
+    found = {(row["router"], row["rule"], float(row["purity"])): float(row["accuracy"]) for row in purities}
+    assert len(found) == len(purities) == 15
+    assert found["fused", "mixture", 0.75] == summary["sweeps"]["purity"]["fused"]["mixture"][1]
+    sure = read_csv(folder / "tables/confidence.csv")
+    assert [{key: float(value) for key, value in row.items()} for row in sure] == summary["confidence"]["bins"]
+    unknown = read_csv(folder / "tables/unknown.csv")
+    assert {row["score"]: float(row["auroc"]) for row in unknown} == summary["unknown"]
+    drift = read_csv(folder / "tables/drift.csv")
+    assert [row["after_task"] for row in drift] == ["1", "2", "3"]
+    assert float(drift[2]["task_1"]) == summary["drift"][2][0]
+    assert drift[0]["task_2"] == ""
+
+
+def test_the_chosen_way(tmp_path: Path) -> None:
+    assert load(tmp_path / "set").chosen == "fused"
+    ridge = make_run(tmp_path / "ridge", "ridge")
+    assert change(ridge, routers={"statistics": {"single": 1.0}, "ridge": {"single": 2.0}}).chosen == "ridge"
+    lda = make_run(tmp_path / "lda", "lda")
+    assert change(lda, routers={"statistics": {"single": 1.0}}).chosen == "statistics"
+    assert RunData.load(make_run(tmp_path / "fedavg", "fedavg", finding=False)).chosen == ""
+
+
+def test_every_way_has_a_row_and_the_chosen_one_is_marked(tmp_path: Path) -> None:
+    section = finding.routing(load(tmp_path / "run"))
+    grid = section.grids[0]
+    assert grid.rows == [
+        ["cosine", "70.5", "72.0", "94.9", "100.0"],
+        ["fused (chosen)", "93.8", "98.0", "94.9", "100.0"],
+    ]
+    assert {row for row, _ in grid.best} == {1}
+    assert "finds it by fused" in section.intro
+    old = change(make_run(tmp_path / "old"), routers={"residual": {"single": 3.0}})
+    assert finding.routing(old).grids[0].rows == [["residual (chosen)", "3.0", "–", "–", "–"]]
+
+
+def test_accuracy_over_size(tmp_path: Path) -> None:
+    run = load(tmp_path / "run")
+    axes = plots_finding.accuracy_over_size(run).axes[0]
+    drawn = lines(axes)
+    assert set(drawn) == {"cosine (paper)", "fused (chosen)"}
+    assert list(drawn["cosine (paper)"].get_ydata()) == run.summary.sweeps.size["cosine"]
+    assert drawn["fused (chosen)"].get_linewidth() > 2 * drawn["cosine (paper)"].get_linewidth()
+    assert axes.get_xscale() == "log"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64", "128"]
+    assert axes.get_ylim()[0] == 60
+    words = finding.together(run).intro
+    assert "with 94.0 % accuracy, 128 samples of one task together with 94.9 %" in words
+
+
+def test_accuracy_over_purity(tmp_path: Path) -> None:
+    run = load(tmp_path / "fused")
+    drawn = lines(plots_finding.accuracy_over_purity(run).axes[0])
+    assert list(drawn["fused: a mixture of tasks"].get_ydata()) == [94.25, 93.5, 94.0]
+    assert list(drawn["cosine: one task for all"].get_ydata()) == [94.0, 69.0, 31.0]
+    assert len(drawn) == 4
+    cosine = load(tmp_path / "cosine", settings={"method": {"router": "cosine"}})
+    assert set(lines(plots_finding.accuracy_over_purity(cosine).axes[0])) == {
+        "cosine: one task for all",
+        "cosine: each sample alone",
+    }
+    captions = ["mixture" in finding.together(each).pictures[1].caption for each in (run, cosine)]
+    assert captions == [True, False]
+
+
+def test_reliability_diagram(tmp_path: Path) -> None:
+    run = load(tmp_path / "run")
+    above, below = plots_finding.reliability(run).axes
+    drawn = lines(above)
+    assert list(drawn["answers of mode single"].get_xdata()) == pytest.approx([56, 96])
+    assert list(drawn["answers of mode single"].get_ydata()) == pytest.approx([75, 99])
+    assert list(drawn["as sure as right"].get_xdata()) == list(drawn["as sure as right"].get_ydata())
+    assert [bar.get_center()[0] for bar in above.patches] == pytest.approx([55, 95])  # type: ignore[attr-defined]
+    assert [text.get_text() for text in below.texts] == ["29", "12k"]
+    (picture,) = finding.confidence(run).pictures
+    assert "3.0 points off (ECE)" in picture.caption
+    assert "Temperature 2.50: probabilities made less sure." in picture.caption
+
+
+def test_a_sure_answer_is_in_the_last_bin(tmp_path: Path) -> None:
+    bins = [{"count": 3, "confidence": 1.0, "accuracy": 1.0}]
+    run = change(make_run(tmp_path / "run"), confidence={"bins": bins})
+    (bar,) = plots_finding.reliability(run).axes[0].patches
+    assert bar.get_center()[0] == pytest.approx(95)  # type: ignore[attr-defined]
+    assert "ECE" not in finding.confidence(run).pictures[0].caption
+
+
+def test_unknown_inputs_are_one_sentence(tmp_path: Path) -> None:
+    run = load(tmp_path / "run")
+    assert (
+        "an AUROC of 0.89 by the distance to the nearest class mean and 0.73 by the outputs of the heads"
+        in finding.confidence(run).intro
+    )
+    assert "AUROC" not in finding.confidence(change(run.folder, unknown={})).intro
+
+
+def test_drift_is_a_triangle_of_tasks(tmp_path: Path) -> None:
+    run = load(tmp_path / "run")
+    axes = plots_finding.drift(run).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0.50", "0.75", "0.50", "1.00", "0.75", "0.50"]
+    assert "1.00 on task 1, 0.75 on task 2 and 0.50 on task 3" in finding.drift_picture(run).alt
+    late = change(run.folder, drift=run.summary.drift[1:])  # measured from the second task on
+    axes = plots_finding.drift(late).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["2", "3"]
+    assert [text.get_text() for text in axes.texts][:2] == ["0.75", "0.50"]
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "words"),
+    [
+        ({"sizes": [1, 2], "size": {"cosine": [1.0]}}, "size.cosine has 1 numbers for 2 sizes"),
+        ({"purities": [1.0], "purity": {"cosine": {"alone": []}}}, "purity.cosine.alone has 0 numbers for 1 purities"),
+    ],
+)
+def test_a_line_with_a_gap_is_damaged(tmp_path: Path, sweeps: dict[str, Any], words: str) -> None:
+    with pytest.raises(RunError, match=words):
+        change(make_run(tmp_path / "run"), sweeps=sweeps)
+
+
+def test_what_a_user_gets_stands_first(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True)
+    html = write_report(folder).read_text()
+    modes = ["single", "aware", "agnostic", "batch64"]
+    assert re.findall(rf'<th scope="row">({"|".join(modes)})</th>', html) == modes
+    assert re.findall(r'class="first"><th scope="row">(\w+)<', html) == ["single"]
+    assert [row["mode"] for row in read_csv(folder / "tables/headline.csv")] == modes
+    console = Console(width=120, record=True)
+    display.print_summary(console, folder, json.loads((folder / "summary.json").read_text()))
+    printed = console.export_text()
+    assert re.findall(rf"│ ({'|'.join(modes)}) \(", printed) == modes
+    assert "single (one sample, task unknown)" in printed
+
+
+def test_a_method_without_routing_has_no_such_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    display.print_summary(Console(width=120), folder, json.loads((folder / "summary.json").read_text()))
+    printed = capsys.readouterr().out
+    assert "aware (true task given)" in printed
+    assert "single" not in printed
+
+
+def test_classes_that_were_left_out_of_the_statistics_are_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True, settings=FUSED)
+    assert "fewer than" not in finding.routing(RunData.load(folder)).intro
+    lines_ = [
+        {"event": "withheld", "task": 0, "client": 1, "kind": "statistics", "classes": 2},
+        {"event": "withheld", "task": 0, "client": 1, "kind": "statistics", "classes": 2},
+        {"event": "withheld", "task": 1, "client": 4, "kind": "statistics", "classes": 1},
+    ]
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines_)
+    assert "3 times a client had fewer than 5 samples of a class" in finding.routing(RunData.load(folder)).intro
