@@ -71,7 +71,7 @@ def test_adapting_trains_in_the_first_task_only(tmp_path):
 def test_lda_is_lda_of_all_features_together(tmp_path):
     """All clients, all tasks, one discriminant: as scikit-learn makes it of all samples with the same shrinkage."""
     from fedprotip.inference.statistics import Gaussians
-    from fedprotip.methods import statistics
+    from fedprotip.methods.parts import statistics
 
     run(tmp_path / "r", statistics={"minimum": 1})
     settings = small(method={"name": "lda"}, model={"width": 32})

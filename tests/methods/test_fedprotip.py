@@ -118,9 +118,9 @@ def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
         "subspaces/routing/0000": torch.eye(24, 2),
     }
     captured = []
-    original = fedprotip.methods.fedprotip.models.capture
+    original = fedprotip.methods.fedprotip.capture
     monkeypatch.setattr(
-        "fedprotip.methods.fedprotip.models.capture",
+        "fedprotip.methods.fedprotip.capture",
         lambda *args: captured.append(dict(original(*args))) or dict(captured[-1]),
     )
     network.add_head([2, 3], 0, 1)

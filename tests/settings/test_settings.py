@@ -214,7 +214,7 @@ def test_options_of_another_method_are_set_aside_for_the_default_method(monkeypa
     class Other(MethodSettings):
         strength: float = Field(1.0, description="Of another method.")
 
-    monkeypatch.setitem(module._known["method.name"], "other", Other)
+    monkeypatch.setitem(module.KNOWN["method.name"], "other", Other)
     notes = []
     assert load({"method": {"strength": 2.0}}, note=notes.append).method.name == "fedprotip"
     assert len(notes) == 1

@@ -8,7 +8,8 @@ import fedprotip
 from fedprotip.inference.statistics import Sums, low_rank, pack
 from fedprotip.inference.ways import Columns
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import ClientTask, statistics
+from fedprotip.methods import ClientTask
+from fedprotip.methods.parts import statistics
 from fedprotip.models import build_network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.store.files import ClientStore, ObjectFolder
