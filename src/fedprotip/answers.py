@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.federation.client import load_state, prepare
 from fedprotip.inference.groups import mixture
 from fedprotip.inference.ways import Inference
 from fedprotip.methods import create_method
 from fedprotip.models import Network, build_network
+from fedprotip.models.state import load_state
 from fedprotip.settings import Settings, load
 from fedprotip.store.folder import RunFolder
 from fedprotip.stream import Stream, build_stream
@@ -72,7 +72,8 @@ def _opened(folder: RunFolder) -> tuple[Network, Inference, Stream]:
     settings: Settings = load(tomllib.loads(folder.settings_toml(lambda text: None)), ["model.weights=''"])
     method, stream = create_method(settings), build_stream(settings)
     network = build_network(settings, stream.dataset.image_shape, method.routes)
-    prepare(network, stream, settings.run.seed, len(stream.tasks) - 1)
+    for task in stream.tasks:
+        network.add_head(task.classes, settings.run.seed, task.index)
     load_state(network, load_file(folder.path / "model.safetensors"))
     knowledge: dict[str, Tensor] = {}
     for group in KNOWLEDGE:

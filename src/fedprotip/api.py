@@ -15,17 +15,17 @@ import torch
 from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
-from fedprotip.federation.client import Workspace, build_optimizer, full_state, load_state, prepare
-from fedprotip.federation.engines.local import LocalEngine
-from fedprotip.federation.engines.pool import WorkerEngine
+from fedprotip.federation.engines import build_engine
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal, Observer
 from fedprotip.federation.loop import run_tasks
-from fedprotip.federation.server import Server, device_of
+from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
+from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models import Network, build_network
 from fedprotip.models.capture import find_layers
 from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
 from fedprotip.store.folder import RunFolder, explained, free_path
@@ -166,16 +166,13 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
-        networks = [build_network(initial, shape, method.routes).to(device) for _ in range(2)]
+        network = build_network(initial, shape, method.routes).to(device)
         cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
-        server = Server(settings, method, networks[0], stream, cache)
-        workspace = Workspace(settings, method, networks[1], stream, store, cache)
-        engine = WorkerEngine(workspace, folder.path) if settings.clients.workers else LocalEngine(workspace)
+        server = Server(settings, method, network, stream, cache)
         if saved:
             server.restore(*saved)
-            prepare(networks[1], stream, settings.run.seed, len(networks[0].labels) - 1)
-            load_state(networks[1], full_state(networks[0]))
-        probe = Probe(server, settings.run.geometry) if settings.run.geometry else None
+        engine = build_engine(server, store, folder.path)
+        probe = Probe(server, settings.run.geometry, store) if settings.run.geometry else None
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
@@ -184,8 +181,7 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
             try:
                 run_tasks(server, engine, journal, probe)
             finally:
-                if isinstance(engine, WorkerEngine):
-                    engine.close()
+                engine.close()
                 journal.flush()
                 cache.close()
             if probe:
@@ -198,8 +194,8 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
 
 def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
     """The files that report, predict and export read; the manifest with their hashes comes last."""
-    for group, tensors in server.tensors().items():
-        folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
+    for name, tensors in {"model": full_state(server.network), **server.site.known.artefacts()}.items():
+        folder.write_tensors(f"{name}.safetensors", tensors)
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))

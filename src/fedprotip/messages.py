@@ -43,11 +43,19 @@ class Spec:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a kind (model, basis, reference, …)."""
+    """One message of a kind (model, basis, reference, …).
+
+    Its tensors are contiguous from the start, as they are after a journey as bytes: how a tensor lies in memory
+    decides how products of it are rounded on some machines, and no result may depend on the engine.
+    """
 
     kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plain = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
+        object.__setattr__(self, "tensors", plain)
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +72,8 @@ class Message:
     def from_bytes(cls, data: bytes) -> "Message":
         """The message of `to_bytes`; damaged bytes raise BadMessage."""
         try:
-            tensors = load_tensors(data)
+            # cloned: what is read in place is not aligned like other tensors
+            tensors = {name: tensor.clone() for name, tensor in load_tensors(data).items()}
             (length,) = struct.unpack("<Q", data[:8])
             header = json.loads(data[8 : 8 + length])["__metadata__"]
             meta = json.loads(header["meta"])
@@ -93,6 +102,31 @@ class Message:
         for name, spec in specs.items():
             _check_tensor(name, self.tensors[name], spec)
         return self
+
+
+Parcel = list[Message]
+"""What a client is sent at once: a question, and before it whatever it lacks to answer."""
+
+
+def pack_parcel(parcel: Parcel) -> bytes:
+    """All messages of a parcel, each behind its length."""
+    parts = [message.to_bytes() for message in parcel]
+    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+
+
+def unpack_parcel(data: bytes) -> Parcel:
+    """The parcel of `pack_parcel`; damaged bytes raise BadMessage."""
+    parcel, place = Parcel(), 0
+    while place < len(data):
+        if place + 8 > len(data):
+            raise BadMessage("not a readable parcel (it ends within a length)")
+        (length,) = struct.unpack_from("<Q", data, place)
+        part = data[place + 8 : place + 8 + length]
+        if len(part) < length:
+            raise BadMessage("not a readable parcel (it ends within a message)")
+        parcel.append(Message.from_bytes(part))
+        place += 8 + length
+    return parcel
 
 
 def _check_tensor(name: str, tensor: Tensor, spec: Spec) -> None:

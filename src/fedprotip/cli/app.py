@@ -21,7 +21,6 @@ from rich.console import Console
 
 from fedprotip import api, cells
 from fedprotip import settings as settings_file
-from fedprotip.cli import bench as bench_cli
 from fedprotip.cli import data as data_cli
 from fedprotip.cli import display
 from fedprotip.errors import FedprotipError, UsageError
@@ -37,7 +36,6 @@ app = typer.Typer(
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
 app.add_typer(data_cli.app, name="data")
-app.command("bench", help=bench_cli.HELP)(bench_cli.bench)
 out, err = Console(), Console(stderr=True)
 
 Overrides = Annotated[

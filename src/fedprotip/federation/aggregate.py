@@ -1,7 +1,15 @@
-"""Eq. 6: the average of the clients' models, taken one after another."""
+"""What the server makes of many replies, one after another: their mean (Eq. 6), their sum, or each by itself."""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedprotip.messages import Message
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.site import Site
 
 PIECE = 2**16
 """Numbers that are added at once: few enough that their float64 copy stays in the processor's cache."""
@@ -51,3 +59,36 @@ class Average:
             average[name] = (part / self._weight).to(like.dtype).view(like.shape)
             start += like.numel()
         return average
+
+
+class Sum:
+    """Streaming Σ of the clients' tensors, in the order of clients: floats in float64, integers as they are."""
+
+    def __init__(self) -> None:
+        self._sum: dict[str, Tensor] = {}
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            wide = tensor.double() if tensor.is_floating_point() else tensor
+            self._sum[name] = self._sum[name] + wide if name in self._sum else wide
+
+    def result(self) -> dict[str, Tensor]:
+        return self._sum
+
+
+def combine(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Site) -> Any:
+    """What `Exchange.digest` is given; None when there is no reply. At most one reply at a time is in memory."""
+    checked = iter(replies)
+    first = next(checked, None)
+    if first is None:
+        return None
+    replies = chain([first], checked)
+    if exchange.combine == "each":
+        return replies
+    mean, total = Average(), Sum()
+    for _, message in replies:
+        if exchange.combine == "mean":
+            mean.add(message.tensors, exchange.weight(message, site))
+        else:
+            total.add(message.tensors)
+    return Message(exchange.name, (mean if exchange.combine == "mean" else total).result())

@@ -1,177 +1,159 @@
-"""A client: trains on its own samples, and summarises them at the end of a task."""
+"""A client: everything one site runs. It has one way in and out, and works from messages alone."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from inspect import signature
-from itertools import chain, count, islice
-from typing import Any
+import tomllib
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from fedprotip.errors import UsageError, nearest
-from fedprotip.federation.wire import Wire
-from fedprotip.messages import Message
-from fedprotip.methods.base import ClientTask, Knowledge, Method
-from fedprotip.methods.parts import statistics
-from fedprotip.models import Network
-from fedprotip.models.batches import pieces
-from fedprotip.models.norms import moving_norms, training_mode
-from fedprotip.models.prefix import PrefixCache, still_prefix
-from fedprotip.models.steps import channels_last
-from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
-from fedprotip.settings import Settings, TrainSettings
-from fedprotip.store.files import ClientStore
-from fedprotip.stream import Stream
+from fedprotip import settings as settings_file
+from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, START, Ask
+from fedprotip.messages import Message, Parcel
+from fedprotip.methods import create_method
+from fedprotip.methods.local import Local, Own
+from fedprotip.methods.site import Site
+from fedprotip.models import build_network
+from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.state import device_of, full_state, load_state
+from fedprotip.store.files import Tensors
+from fedprotip.store.site import SiteFolder
+from fedprotip.stream.holdings import Holding
 
 
-class Workspace:
-    """What one machine holds for the clients that live on it: a model, what is known, and their state."""
+class Client:
+    """Its own model, what it was told, its own state in a folder, and its holding of data.
 
-    def __init__(
-        self,
-        settings: Settings,
-        method: Method,
-        network: Network,
-        stream: Stream,
-        store: ClientStore,
-        cache: PrefixCache | None = None,
-    ) -> None:
-        self.settings, self.method, self.network = settings, method, network
-        self.stream, self.store = stream, store
-        self.cache = cache or PrefixCache(stream, settings, enabled=not method.sees_images)
-        self.knowledge: Knowledge = {}
-        self.task = -1
+    Killed and started again from its folder it goes on where it stood. It never sees the server's objects, a setting
+    that it was not sent, or samples that are not in its holding.
+    """
 
-    def begin_task(self, task: int) -> None:
-        """Add the new head; from here on only what this task may move requires gradients."""
-        prepare(self.network, self.stream, self.settings.run.seed, task)
-        release(self.network, self.method.trainable(self.network, self.knowledge, task))
-        self.task = task
+    def __init__(self, folder: Path, holding: Holding, cache: PrefixCache | None = None) -> None:
+        """`cache`: to share with other clients of this process; by default its own."""
+        self._folder, self._holding, self._cache = SiteFolder(folder), holding, cache
+        self._site: Site | None = None
+        self._plan = Message(PLAN)
+        self._step: int | None = None  # the last question that was taken in
 
-    def copy_from(self, network: Network) -> None:
-        """Hold the same model as another network; what cannot move in this task is the same already."""
-        load_state(self.network, moving_state(network, self.settings, self.task))
+    def handle(self, parcel: Parcel) -> Message:
+        """Take in what the parcel brings and answer its question; the state after it is on disk then.
 
-    def samples(self, client: int) -> int:
-        return len(self.stream.client_samples(self.task, client))
+        A client that is not where the server believes it to be answers with a message of kind "lost": it must be sent
+        everything anew.
+        """
+        ask = Ask.of(parcel[0])
+        if not self._stand_at(ask.since):
+            return Message(LOST, meta={"since": ask.since})
+        for message in parcel[1:]:
+            self._take(message, ask)
+        site = self._site
+        assert site is not None, "the first parcel brings the plan"
+        exchange = site.method.exchange(ask.exchange)
+        if exchange.needs_model:
+            self._begin(ask.task)
+        site.network.eval()
+        own = Own(self._folder.store, self._holding.client, site.method.state)
+        local = Local(site, self._holding, self._inputs(site), own, ask.task, ask.round)
+        received = {name: tensor.clone() for name, tensor in site.moving().items()} if exchange.trains else {}
+        try:
+            with torch.no_grad():
+                return exchange.answer(local)
+        finally:
+            load_state(site.network, received)
+            self._save(ask)
 
-    def train(self, client: int, round_: int) -> Message:
-        """PGD of Algorithm 1: local steps from the received model, each projected by the method (Eq. 4–5)."""
-        network, train, device = self.network, self.settings.train, next(self.network.parameters()).device
-        samples = self.stream.client_samples(self.task, client)
-        rng = numpy_stream(self.settings.run.seed, "batches", self.task, round_, client)
-        chance = torch_stream(self.settings.run.seed, "augment", self.task, round_, client)
-        optimizer = build_optimizer(train, [network.get_parameter(name) for name in network.moving])
-        constraint = self.method.constraint(network, self.knowledge, self.task)
-        losses: list[Tensor] = []
-        with ambient_stream(self.settings.run.seed, "train", self.task, round_, client), constraint or nullcontext():
-            still = still_prefix(network, self.settings, self.task)
-            training_mode(network.backbone, self.settings.model, self.task, still)
-            batches = local_batches(samples, train, rng)
-            for inputs, labels in self.cache.train_batches(network, self.task, batches, chance):
-                inputs = inputs.to(device)
-                if train.channels_last:
-                    inputs = channels_last(inputs)
-                with torch.autocast(device.type, torch.bfloat16, enabled=train.autocast == "bf16"):
-                    loss = self.method.loss(network, inputs, labels.to(device), self.task)
-                optimizer.zero_grad()
-                loss.backward()
-                with torch.no_grad():
-                    if constraint:
-                        constraint.before_step()
-                    optimizer.step()
-                    if constraint:
-                        constraint.after_step()
-                losses.append(loss.detach())
-        network.backbone.eval()
-        wire = Wire(self.settings, self.method, network, self.knowledge, self.task)
-        meta = {"samples": len(samples), "loss": torch.stack(losses).mean().item()}
-        return Message("model", wire.pack(moving_state(network, self.settings, self.task)), meta)
+    def rest(self) -> None:
+        """Give the memory of the model back; the next question finds everything in the folder."""
+        self._site, self._step = None, None
 
-    def summarise(self, client: int, kind: str) -> Message:
-        """ExtractBases and UpdateReference of Algorithm 1, or whatever else the method sends at a task's end."""
-        self.network.backbone.eval()
-        local = ClientTask(
-            client, self.task, self.network, self.knowledge, self.stream, self.store, self.settings.run.seed, self.cache
-        )
-        with torch.no_grad():
-            if kind == statistics.START:
-                return statistics.gather(local, self.settings, mapped=False)
-            return self.method.summarise(kind, local)
+    def close(self) -> None:
+        """Remove what was only for speed; the folder stays."""
+        if self._cache:
+            self._cache.close()
 
+    def _stand_at(self, since: int | None) -> bool:
+        """Whether this client holds what it was told up to question `since`; None: it is told everything anew."""
+        if since is None:
+            self._site = None
+            self._folder.keep_private()
+            return True
+        if self._site is not None and self._step == since:
+            return True
+        found = self._folder.restore(since)
+        if found is None:
+            return False
+        state, groups = found
+        self._step = since
+        self._take_plan(Message(PLAN, meta=state["plan"]))
+        site = self._site
+        assert site is not None
+        site.grow(state["heads"] - 1)
+        load_state(site.network, groups["model"] | groups["moving"])
+        site.known.update(groups["known"])
+        site.start = {name: tensor.to(site.device) for name, tensor in groups["start"].items()}
+        if state["task"] >= 0:
+            site.begin_task(state["task"])
+        return True
 
-def local_batches(samples: np.ndarray, train: TrainSettings, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Shuffled batches of `epochs` passes, or of as many passes as `steps` needs."""
-    passes = count() if train.steps and len(samples) else range(train.epochs)
-    epochs = (pieces(rng.permutation(samples), train.batch) for _ in passes)
-    batches = chain.from_iterable(epochs)
-    return islice(batches, train.steps) if train.steps else batches
+    def _take(self, message: Message, ask: Ask) -> None:
+        """One message before the question: a plan, all knowledge, a model, or what an exchange has led to."""
+        if message.kind == PLAN:
+            self._take_plan(message)
+            return
+        site = self._site
+        assert site is not None, "the first parcel brings the plan"
+        if message.kind == KNOWLEDGE:
+            site.known.clear()
+            site.known.update(message.tensors)
+        elif message.kind == MODEL:
+            site.grow(ask.task)
+            load_state(site.network, {n.removeprefix(START): t for n, t in message.tensors.items() if START in n})
+            self._begin(ask.task)
+            news = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(START)}
+            if news:
+                site.hear(news)
+        else:
+            self._begin(ask.task)
+            exchange = site.method.exchange(message.kind)
+            if exchange.when == "end":
+                site.settle()
+            exchange.receive(message, site)
 
+    def _begin(self, task: int) -> None:
+        """At the first message of a task this client holds W^(t,0)."""
+        assert self._site is not None
+        if self._site.task != task:
+            self._site.settle()
+            self._site.begin_task(task)
 
-def prepare(network: Network, stream: Stream, seed: int, task: int) -> None:
-    """Grow the heads of all tasks up to this one; the same on every machine, so new heads need not travel."""
-    for index in range(len(network.labels), task + 1):
-        network.add_head(stream.tasks[index].classes, seed, index)
+    def _take_plan(self, message: Message) -> None:
+        """What is to be learned and how; a longer plan comes when a run is extended."""
+        meta = message.meta
+        settings = settings_file.load(tomllib.loads(meta["settings"]))
+        method, before = create_method(settings), self._site
+        shape = (meta["image"][0], meta["image"][1], meta["image"][2])
+        network = before.network if before else build_network(settings, shape, method.routes)
+        network.to(device_of(settings.run.device))
+        self._site = Site(settings, method, network, [tuple(known) for known in meta["classes"]])
+        if before:
+            self._site.known.update(before.known)
+        self._plan = message
 
+    def _inputs(self, site: Site) -> PrefixCache:
+        if self._cache is None:
+            self._cache = PrefixCache(
+                self._holding.stream, site.settings, self._folder.path, enabled=not site.method.sees_images
+            )
+        return self._cache
 
-def release(network: Network, moving: set[str]) -> None:
-    """Only these parameters require gradients from here on."""
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in moving)
-    network.moving = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-
-
-def full_state(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, tied ones once."""
-    return {n: t.detach() for n, t in chain(network.named_parameters(), network.named_buffers())}
-
-
-def moving_state(network: Network, settings: Settings, task: int) -> dict[str, Tensor]:
-    """What can change during a task, and so has to travel: trainable parameters and moving statistics."""
-    state = {name: tensor_of(network, name) for name in network.moving}
-    for norm in moving_norms(network.backbone, settings.model, task):
-        state |= {f"backbone.{norm}.{n}": b for n, b in network.backbone.get_submodule(norm).named_buffers()}
-    return state
-
-
-def load_state(network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Overwrite parameters and buffers by name, in place."""
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor_of(network, name).copy_(tensor)
-
-
-def tensor_of(network: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its name, without a look at all the heads there are."""
-    owner, _, last = name.rpartition(".")
-    found: Tensor = getattr(network.get_submodule(owner), last)
-    return found
-
-
-def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Any optimiser of torch.optim; a new one every round, as in the paper. Impossible settings: UsageError."""
-    known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
-    for unfit in ("Optimizer", "LBFGS", "SparseAdam", "Muon"):  # base class; closure; sparse; matrices only
-        known.pop(unfit, None)
-    if train.optimizer not in known:
-        raise UsageError(f"train.optimizer = {train.optimizer!r} is unknown; {nearest(train.optimizer, known)}.")
-    cls = known[train.optimizer]
-    accepted = signature(cls).parameters
-    arguments: dict[str, Any] = {"lr": train.lr}
-    for name in ("momentum", "weight_decay"):
-        value = getattr(train, name)
-        if name in accepted:
-            arguments[name] = value
-        elif value:
-            raise UsageError(f"train.{name} = {value}: {train.optimizer} has none; the nearest valid value is 0.")
-    options = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()
-    }
-    try:
-        return cls(parameters, **arguments | options)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}."
-        ) from None
+    def _save(self, ask: Ask) -> None:
+        site = self._site
+        assert site is not None
+        moving = site.moving() if site.task >= 0 else {}
+        groups: dict[str, Tensors] = {
+            "model": {name: tensor for name, tensor in full_state(site.network).items() if name not in moving},
+            "moving": moving,
+            "known": dict(site.known),
+            "start": site.start,
+        }
+        state = {"plan": self._plan.meta, "task": site.task, "heads": len(site.network.labels)}
+        self._folder.save(ask.step, state, groups, ask.keep)
+        self._step = ask.step

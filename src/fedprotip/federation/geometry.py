@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.federation.client import local_batches
 from fedprotip.federation.server import Server
+from fedprotip.methods.local import Local, Own
+from fedprotip.methods.parts.training import local_batches
 from fedprotip.models import Network
 from fedprotip.models.capture import Layer, find_layers
+from fedprotip.store.clients import ClientStore
 from fedprotip.store.files import Tensors
+from fedprotip.stream.holdings import Holding
 from fedprotip.subspace import geometry
 from fedprotip.subspace.project import Projector
 
@@ -26,8 +29,9 @@ class Probe:
     W here is every backbone weight that has an input subspace, the part of the model the projector acts on.
     """
 
-    def __init__(self, server: Server, every: int) -> None:
-        self._server, self._every = server, every
+    def __init__(self, server: Server, every: int, store: ClientStore) -> None:
+        """`store`: private state of clients, which a loss may look at."""
+        self._server, self._every, self._store = server, every, store
         self._previous: Tensors = {}
         server.progress.geometry = server.progress.geometry or {
             "rho": [],  # task → list over iterates
@@ -135,8 +139,7 @@ class Probe:
         }
 
     def _projectors(self, task: int) -> dict[str, Projector]:
-        made = self._server.method.projectors(self._server.network, self._server.knowledge, task) if task else []
-        return {layer.name: projector for layer, projector in made}
+        return {layer.name: projector for layer, projector in self._server.site.view.projectors}
 
     def _gradient(self, task: int) -> tuple[float, dict[str, Tensor], float]:
         """L^(t), ∇L^(t) by layer as (out, d), and the largest client's mean ‖∇ℓ‖² over its batches."""
@@ -146,15 +149,16 @@ class Probe:
         wanted = {layer.parameter: parameters[layer.parameter].requires_grad_(True) for layer in layers}
         network.eval()
         device, size = next(network.parameters()).device, server.settings.train.batch
-        shares = [server.stream.client_samples(task, client) for client in server.stream.clients(task)]
+        clients = server.stream.clients(task)
+        shares = [server.stream.client_samples(task, client) for client in clients]
         everything = sum(len(share) for share in shares)
         total = {name: torch.zeros_like(parameter) for name, parameter in wanted.items()}
         loss_sum, second_moments = 0.0, [0.0]
-        for share in shares:
-            squares = []
+        for client, share in zip(clients, shares, strict=True):
+            squares, local = [], self._local(client, task)
             for start in range(0, len(share), size):
                 images, labels = server.stream.train_batch(task, share[start : start + size])
-                loss = server.method.loss(network, images.to(device), labels.to(device), task)
+                loss = server.method.loss(local, images.to(device), labels.to(device))
                 gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
                 for name, gradient in zip(total, gradients, strict=True):
                     total[name] += gradient * (len(labels) / everything)
@@ -164,6 +168,12 @@ class Probe:
         for name, flag in flags.items():
             parameters[name].requires_grad_(flag)
         return loss_sum, {layer.name: layer.weight(total) for layer in layers}, max(second_moments)
+
+    def _local(self, client: int, task: int) -> Local:
+        """A client as its loss sees it, at the server's model; it keeps nothing."""
+        site, stream = self._server.site, self._server.stream
+        own = Own(self._store, client, ())
+        return Local(site, Holding(stream, client), self._server.cache, own, task)
 
     def _compare(self, gradient: dict[str, Tensor], first: bool) -> None:
         """L from two iterates of one task in a row."""

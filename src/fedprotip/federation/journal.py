@@ -7,7 +7,8 @@ from typing import Any
 
 from fedprotip.federation.server import Progress, Server
 from fedprotip.messages import Message
-from fedprotip.store.files import ClientStore, Tensors
+from fedprotip.store.clients import ClientStore
+from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import peak_rss_mb
 
@@ -57,6 +58,13 @@ class Journal:
             }
         )
 
+    def sent(self, progress: Progress, task: int, round_: int | None) -> Callable[[int, Message], None]:
+        """Enters what goes to clients in a question."""
+        return lambda client, message: self.message(progress, "down", client, task, round_, message)
+
+    def absent(self, task: int, clients: list[int]) -> None:
+        self.event("absent", task=task, clients=clients, reason="no data of this task")
+
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
         """A client was left out: say so and count it."""
         progress.last_failure = reason
@@ -82,4 +90,5 @@ class Journal:
     def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:
         server.progress.peak_rss_mb = max(server.progress.peak_rss_mb, peak_rss_mb())
         self.flush()
+        server.about_to_save()
         self._folder.checkpoint(server.state(), server.tensors() | extra, self._store)

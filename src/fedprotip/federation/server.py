@@ -1,27 +1,27 @@
 """The server: the global model, what is known about past tasks, and where the run stands."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedprotip.federation.aggregate import Average
-from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release, tensor_of
-from fedprotip.federation.wire import Wire
-from fedprotip.inference.statistics import Gaussians
+from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
 from fedprotip.inference.ways import Inference
-from fedprotip.messages import BadMessage, Message
-from fedprotip.methods.base import START, Knowledge, Method
-from fedprotip.methods.parts import statistics
+from fedprotip.messages import Message, Parcel
+from fedprotip.methods.base import Method
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.site import Site
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import numpy_stream
-from fedprotip.settings import Settings
+from fedprotip.settings import DataSettings, Settings, to_toml
 from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
+
+Log = Callable[[int, Message], None]
+"""Told of every message that goes to a client."""
 
 
 @dataclass
@@ -30,10 +30,17 @@ class Progress:
 
     task: int = 0  # the task that comes next or is under way
     round: int = 0  # its rounds that are done
+    present: dict[str, int] = field(default_factory=dict)  # client → its samples of the task under way
     version: int = 0  # how often the global model has changed
+    step: int = 0  # questions so far
+    steps: list[int] = field(default_factory=lambda: [0, 0])  # that many at the last two checkpoints
     moved: list[list[str]] = field(default_factory=list)  # finished task → names of the tensors that moved in it
+    digests: list[int] = field(default_factory=list)  # finished task → how many digests clients were told
+    planned: dict[str, int] = field(default_factory=dict)  # client → tasks of the plan it got
+    asked: dict[str, int] = field(default_factory=dict)  # client → the last question it was asked
     sent: dict[str, list[int]] = field(default_factory=dict)  # client → [task, version] of the last model it got
-    knows: dict[str, int] = field(default_factory=dict)  # client → last task whose digests it got
+    knows: dict[str, list[int]] = field(default_factory=dict)  # client → [task, digests of it] that it got
+    told: list[list[Any]] = field(default_factory=list)  # digests of the task under way: [exchange, metadata]
     barren: int = 0  # rounds in a row without a single usable update
     failures: dict[str, int] = field(default_factory=dict)  # reason → how often
     last_failure: str = "no client has data"
@@ -51,23 +58,38 @@ class Server:
     def __init__(
         self, settings: Settings, method: Method, network: Network, stream: Stream, cache: PrefixCache | None = None
     ) -> None:
-        self.settings, self.method, self.network, self.stream = settings, method, network, stream
+        self.settings, self.method, self.stream = settings, method, stream
         self.cache = cache or PrefixCache(stream, settings)
-        self.knowledge: Knowledge = {}
+        self.site = Site(settings, method, network, [task.classes for task in stream.tasks])
         self.progress = Progress()
-        self.news: Tensors = {}  # what has moved in this task, in the form in which it travels
+        self._told: list[Tensors] = []  # tensors of progress.told
+
+    @property
+    def network(self) -> Network:
+        return self.site.network
 
     def begin_task(self, task: int) -> None:
         """W^(t,0) ← W^(t−1), with the head of the new task."""
-        prepare(self.network, self.stream, self.settings.run.seed, task)
-        release(self.network, self.method.trainable(self.network, self.knowledge, task))
-        state = moving_state(self.network, self.settings, task)
-        self.wire = self._wire(task)
-        self.wire.begin({name: tensor for name, tensor in state.items() if name not in self.news})
-        if not self.news:
+        if self.site.task != task:  # a restored server has begun it
+            self.site.begin_task(task)
+        if not self.site.news:
             for last in self.progress.sent.values():  # clients with the final model lack nothing of earlier tasks
                 last[0] = task if last[1] == self.progress.version else last[0]
-        self._specs = self.wire.specs(state)
+
+    def note_presence(self, replies: dict[int, dict[str, Any]], absent: Callable[[int, list[int]], None]) -> None:
+        """Who has samples of the task; those that have none are named once."""
+        self.progress.present = {str(client): meta["samples"] for client, meta in replies.items() if meta["samples"]}
+        missing = [client for client, meta in replies.items() if not meta["samples"]]
+        if missing:
+            absent(self.site.task, missing)
+
+    def clients(self, exchange: Exchange, round_: int | None) -> list[int]:
+        """Whom an exchange asks."""
+        active, task = self.stream.clients(self.site.task), self.site.task
+        if exchange.who == "everyone":
+            return active
+        present = [client for client in active if str(client) in self.progress.present]
+        return present if round_ is None else self.choose(present, task, round_)
 
     def choose(self, present: list[int], task: int, round_: int) -> list[int]:
         """The clients of a round: a share of all active ones, drawn from those that have data."""
@@ -76,117 +98,136 @@ class Server:
         rng = numpy_stream(self.settings.run.seed, "clients", task, round_)
         return sorted(np.array(present)[rng.permutation(len(present))[:wanted]].tolist())
 
-    def parcel(self, client: int, task: int) -> list[Message]:
-        """What a client lacks of the current model and knowledge; nothing when it has all of it.
+    # What goes to clients
 
-        Of the model that is what it missed of earlier tasks, under start/…, so that it holds W^(t,0): only tensors
-        that moved since, no frozen layers, no old heads. And what has moved in this task.
-        """
-        messages = []
-        if task and self.progress.knows.get(str(client), -1) < task - 1:
-            shared = {name: tensor for name, tensor in self.knowledge.items() if name.startswith(self.method.shared)}
-            messages += [Message("knowledge", shared)] if shared else []
-            self.progress.knows[str(client)] = task - 1
-        last, version = self.progress.sent.get(str(client), [None, None])
-        if version != self.progress.version:
-            missed = set(full_state(self.network)) if last is None else set().union(*self.progress.moved[last:])
-            before = {name: self._before_news(name) for name in sorted(missed)}
-            tensors = {START + name: tensor for name, tensor in before.items() if tensor is not None} | self.news
-            messages.append(Message("model", {name: tensor.detach().cpu() for name, tensor in tensors.items()}))
-            self.progress.sent[str(client)] = [task, self.progress.version]
+    def request(self, client: int, exchange: Exchange, round_: int | None, log: Log) -> Request:
+        """A question with whatever the client lacks to answer it; should it have lost what it was told, all of it."""
+
+        def parcel() -> Parcel:
+            messages = self._parcel(str(client), exchange, round_)
+            for message in messages:
+                log(client, message)
+            return messages
+
+        def anew() -> Parcel:
+            for told in (self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows):
+                told.pop(str(client), None)
+            return parcel()
+
+        return Request(client, parcel(), anew)
+
+    def _parcel(self, client: str, exchange: Exchange, round_: int | None) -> Parcel:
+        progress = self.progress
+        since = progress.asked.get(client)
+        ask = Ask(exchange.name, self.site.task, round_, progress.step, since, progress.steps[0])
+        messages = [ask.message()]
+        progress.asked[client] = progress.step
+        if progress.planned.get(client) != len(self.site.classes):
+            messages.append(self._plan())
+            progress.planned[client] = len(self.site.classes)
+        if exchange.needs_model:
+            knowledge, digests = self._knowledge_for(client)
+            messages += [*knowledge, *self._model_for(client), *digests]
         return messages
 
-    def check_update(self, message: Message) -> None:
-        """Raise BadMessage unless this is a usable model from a client."""
-        message.check("model", self._specs)
-        message.check_numbers("samples", "loss")
-        if message.meta["samples"] <= 0:
-            raise BadMessage(f"samples = {message.meta['samples']} is not a positive number")
+    def _plan(self) -> Message:
+        """What a client is told once: the settings but for the data, which are its own, and the classes of tasks."""
+        model = self.settings.model.model_copy(update={"weights": ""})  # they arrive with the model
+        run = self.settings.run.model_copy(update={"out": ""})
+        told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
+        shape, classes = self.stream.dataset.image_shape, [list(known) for known in self.site.classes]
+        return Message(PLAN, meta={"settings": to_toml(told), "image": list(shape), "classes": classes})
 
-    def weight(self, update: Message) -> float:
-        """p_k of Eq. 6, up to normalisation."""
-        return float(update.meta["samples"]) if self.settings.train.average == "weighted" else 1.0
+    def _knowledge_for(self, client: str) -> tuple[Parcel, Parcel]:
+        """All shared knowledge, for a client that lacks some of earlier tasks; else what it lacks of this task's."""
+        progress, task = self.progress, self.site.task
+        known, count = progress.knows.get(client, [-1, 0])
+        complete = known == task or task == 0 or (known == task - 1 and count == progress.digests[known])
+        progress.knows[client] = [task, len(progress.told)]
+        if not complete:
+            shared = self.site.known.shared()
+            return ([Message(KNOWLEDGE, shared)] if shared else []), []
+        new = range(count if known == task else 0, len(progress.told))
+        return [], [Message(progress.told[i][0], self._told[i], progress.told[i][1]) for i in new]
 
-    def apply(self, average: Average) -> None:
-        """W^(t,e) ← the average of what clients sent."""
-        self.news = {name: self.news.get(name, tensor).copy_(tensor) for name, tensor in average.result().items()}
-        load_state(self.network, self.wire.unpack(self.news))
-        self.progress.version += 1
+    def _model_for(self, client: str) -> Parcel:
+        """What a client lacks of the model; nothing when it has all of it.
 
-    def has_new_head(self, task: int) -> bool:
-        """Whether this task trains a head of its own; a head that all tasks share is new once."""
-        return bool(self.method.rounds(task)) and (task == 0 or not self.network.shared_head)
+        That is what it missed of earlier tasks, under start/…, so that it holds W^(t,0): only tensors that moved since,
+        no frozen layers, no old heads. And what has moved in this task.
+        """
+        last, version = self.progress.sent.get(client, [None, None])
+        if version == self.progress.version:
+            return []
+        missed = set(full_state(self.network)) if last is None else set().union(*self.progress.moved[last:])
+        before = {name: self.site.before_news(name) for name in sorted(missed)}
+        tensors = {START + name: tensor for name, tensor in before.items() if tensor is not None} | self.site.news
+        self.progress.sent[client] = [self.site.task, self.progress.version]
+        return [Message(MODEL, {name: tensor.detach().cpu() for name, tensor in tensors.items()})]
 
-    def check_start(self, message: Message, task: int) -> None:
-        classes, rank = len(self.network.labels[self.network.head_of(task)]), self.settings.statistics.rank
-        statistics.check(message, classes, self.network.features, rank)
+    # What comes of answers
 
-    def start_head(self, replies: Iterable[tuple[int, Message]], task: int) -> None:
-        """The head of a new task as the linear discriminant of its statistics; it travels like a round's result."""
-        sums = statistics.added(replies)
-        if not sums.seen.any():
+    def digest(self, exchange: Exchange, combined: Any) -> None:
+        """Take in what follows from the replies; clients are told of it with their next question."""
+        message = exchange.digest(combined, self.site)
+        if message is None:
             return
-        weight, bias = Gaussians.of(sums).head()
-        name = f"heads.{self.network.head_of(task)}"
-        head = {f"{name}.weight": weight, f"{name}.bias": bias}
-        self.news = self.wire.pack(head)
-        load_state(self.network, self.wire.unpack(self.news))  # as clients get it, rounded or not
-        self.progress.version += 1
+        if exchange.when == "end":
+            self.settle()
+        heard = self.site.version
+        exchange.receive(message, self.site)
+        if self.site.version > heard:  # it was a model, of which clients get the newest
+            self.progress.version += 1
+        else:
+            self.progress.told.append([exchange.name, message.meta])
+            self._told.append(message.tensors)
+
+    def settle(self) -> None:
+        """The last round is over: note what moved in this task."""
+        if len(self.progress.moved) == self.site.task:
+            self.progress.moved.append(sorted(self.site.news))
+        self.site.settle()
+
+    def finish_task(self) -> None:
+        """All exchanges are over."""
+        self.settle()
+        self.progress.digests.append(len(self.progress.told))
+        self.progress.told, self._told = [], []
 
     def inference(self, task: int) -> Inference:
         """How samples of tasks 0…task are answered."""
-        classes = [known.classes for known in self.stream.tasks[: task + 1]]
-        return self.method.inference(self.network, self.knowledge, classes)
+        return self.site.inference(task)
 
-    def settle(self) -> None:
-        """End a task: what moved in it travels as it is from now on, for its coordinates end with its bases."""
-        if len(self.progress.moved) == self.progress.task:
-            self.progress.moved.append(sorted(self.news))
-        self.news = {}
-        for name in [name for name in self.knowledge if name.startswith(START)]:
-            del self.knowledge[name]
+    # Checkpoints
 
     def tensors(self) -> dict[str, Tensors]:
-        """Groups of tensors for a checkpoint: the model, what moved in this task, each file of the knowledge."""
-        before = {name: self._before_news(name) for name in full_state(self.network)}
+        """Groups of tensors for a checkpoint: the model, what moved in this task, what is known, what was told."""
+        before = {name: self.site.before_news(name) for name in full_state(self.network)}
         model = {name: tensor for name, tensor in before.items() if tensor is not None}
-        groups: dict[str, Tensors] = {"model": model} | ({"news": self.news} if self.news else {})
-        for name, tensor in self.knowledge.items():
-            if not name.startswith(START):
-                groups.setdefault(name.partition("/")[0], {})[name] = tensor
-        return groups
+        groups: dict[str, Tensors] = {"model": model} | ({"news": self.site.news} if self.site.news else {})
+        groups |= {f"known-{group}": entries for group, entries in self.site.known.groups().items()}
+        return groups | {f"told-{index}": tensors for index, tensors in enumerate(self._told)}
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self.progress))
 
+    def about_to_save(self) -> None:
+        """After this checkpoint the server goes back to the one before it at most."""
+        self.progress.steps = [self.progress.steps[1], self.progress.step]
+
     def restore(self, state: dict[str, Any], groups: dict[str, Tensors]) -> None:
-        """Exactly the server that made the checkpoint; copies, as what is read is not aligned like other tensors."""
-        self.progress = Progress(**state)
-        for name in groups:
-            if name not in ("model", "news", "geometry"):
-                self.knowledge.update({key: tensor.clone() for key, tensor in groups[name].items()})
-        model, self.news = groups["model"], groups.get("news", {})
-        heads = {name.split(".")[1] for name in [*model, *self.news] if name.startswith("heads.")}
+        """Exactly the server that made the checkpoint."""
+        self.progress, site = Progress(**state), self.site
+        for name, tensors in groups.items():
+            if name.startswith("known-"):
+                site.known.update(tensors)
+        self._told = [groups[f"told-{index}"] for index in range(len(self.progress.told))]
+        model, site.news = groups["model"], groups.get("news", {})
+        heads = {name.split(".")[1] for name in [*model, *site.news] if name.startswith("heads.")}
         if heads:
-            prepare(self.network, self.stream, self.settings.run.seed, len(heads) - 1)
+            site.grow(len(heads) - 1)
         load_state(self.network, model)
-        if self.news:
-            device = next(self.network.parameters()).device
-            start = {START + name: model[name].to(device, copy=True) for name in self.news if name in model}
-            self.knowledge.update(start)
-            load_state(self.network, self._wire(self.progress.task).unpack(self.news))
-
-    def _wire(self, task: int) -> Wire:
-        return Wire(self.settings, self.method, self.network, self.knowledge, task)
-
-    def _before_news(self, name: str) -> Tensor | None:
-        """A tensor that has not moved in this task, or W^(t,0) below a change; None where the news replace it."""
-        start = self.knowledge.get(START + name)
-        return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
-
-
-def device_of(name: str) -> torch.device:
-    """The device a setting `run.device` stands for."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+        if site.news:
+            site.start.update({name: model[name].to(site.device) for name in site.news if name in model})
+            site.begin_task(self.progress.task)
+            load_state(self.network, site.wire.unpack(site.news))

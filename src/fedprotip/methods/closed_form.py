@@ -4,16 +4,17 @@ They are the honest bar for gradient training: on a pretrained backbone, class s
 answer well without knowing the task.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from fedprotip.inference.statistics import ridge
 from fedprotip.inference.ways import RIDGE, Columns, Inference, LargestOutput, LinearExpert, Way
-from fedprotip.messages import Message
-from fedprotip.methods.base import ClientTask, Exchange, Knowledge, Method, register
+from fedprotip.methods.base import Method, register
+from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import statistics
+from fedprotip.methods.state import Knowledge
 from fedprotip.models import Network
 from fedprotip.settings import MethodSettings
 
@@ -34,35 +35,19 @@ class LDA(Method):
 
     name = "lda"
     routes = True
-    task_end = (Exchange(statistics.KIND),)
+    state = (statistics.kept(shared=False),)
     Options: ClassVar[type[MethodSettings]] = LDAOptions
+
+    def at_end(self) -> Sequence[Exchange]:
+        return (statistics.Statistics(self.settings.statistics.rank),)
 
     def rounds(self, task: int) -> int:
         assert isinstance(self.settings.method, LDAOptions)
         return super().rounds(task) if task == 0 and self.settings.method.adapt else 0
 
-    def summarise(self, kind: str, local: ClientTask) -> Message:
-        return statistics.gather(local, self.settings)
-
-    def validate(self, message: Message, network: Network, knowledge: Knowledge, task: int) -> None:
-        width = statistics.feature_map(network, self.settings).out
-        classes = len(network.labels[network.head_of(task)])
-        statistics.check(message, classes, width, self.settings.statistics.rank)
-
-    def digest(
-        self,
-        kind: str,
-        replies: Iterable[tuple[int, Message]],
-        network: Network,
-        knowledge: Knowledge,
-        task: int,
-    ) -> Message | None:
-        statistics.remember(knowledge, statistics.added(replies))
-        return None
-
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
         columns = Columns.of(classes)
-        experts, ways = statistics.answers(network, knowledge, columns, self.settings)
+        experts, ways = statistics.answers(network, known, columns, self.settings)
         return Inference(columns, experts, ways, "statistics")
 
 
@@ -73,10 +58,10 @@ class Ridge(LDA):
     name = "ridge"
     Options: ClassVar[type[MethodSettings]] = RidgeOptions
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
         assert isinstance(self.settings.method, RidgeOptions)
-        lda = super().inference(network, knowledge, classes)
-        sums, rows = lda.columns.by_label(statistics.recall(knowledge))
+        lda = super().inference(network, known, classes)
+        sums, rows = lda.columns.by_label(statistics.recall(known))
         weights, bias = ridge(sums, self.settings.method.strength)
         own = LinearExpert(weights[rows], bias[rows], statistics.feature_map(network, self.settings))
         ways = {"ridge": Way(LargestOutput(lda.columns, RIDGE), RIDGE), **lda.ways}

@@ -6,8 +6,11 @@ from pydantic import Field
 
 from fedprotip.errors import UsageError
 from fedprotip.inference.ways import Inference
-from fedprotip.methods.base import Exchange, Knowledge, Method, register
-from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, Router
+from fedprotip.methods.base import Method, register
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, RouterName
+from fedprotip.methods.parts.bases import Bases
+from fedprotip.methods.state import Knowledge
 from fedprotip.models import Network
 from fedprotip.subspace.basis import RankRule
 
@@ -20,7 +23,7 @@ class GPMOptions(FedProTIPOptions):
     images: int = Field(125, ge=1, description="Images that activations are taken from.")
     per_image: int = Field(1, ge=1, description="Columns per image: no more images than give m_s columns at this rate.")
     statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
-    router: Router = Field("cosine", description="Not used: GPM is told the task of a sample.")
+    router: RouterName = Field("cosine", description="Not used: GPM is told the task of a sample.")
 
 
 @register
@@ -29,11 +32,11 @@ class GPM(FedProTIP):
     routes = False
     Options = GPMOptions
 
-    def _exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange("basis"),)
+    def at_end(self) -> Sequence[Exchange]:
+        return (Bases(self.options, self.settings),)
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        return Method.inference(self, network, knowledge, classes)
+    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+        return Method.inference(self, network, known, classes)
 
     def check(self) -> None:
         super().check()

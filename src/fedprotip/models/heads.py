@@ -42,6 +42,11 @@ def register(
     return add
 
 
+def builder_of(name: str) -> Builder:
+    """What makes the backbone that is registered under this name."""
+    return _builders[name]
+
+
 class Network(nn.Module):
     """Images → features (backbone) → logits (heads). The feature a_L is what heads and routing see."""
 

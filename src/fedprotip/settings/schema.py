@@ -101,11 +101,6 @@ class ClientsSettings(Section):
         {},
         description='Clients that take part from a task on, for example {"4" = "0-2,7"}; counting from task 0.',
     )
-    workers: int = Field(
-        0,
-        ge=0,
-        description="Processes that train clients side by side, for small models; 0: none, all in this process.",
-    )
 
     @field_validator("roster")
     @classmethod
@@ -233,7 +228,13 @@ class EvaluateSettings(Section):
 class RunSettings(Section):
     seed: int = Field(0, ge=0, description="Seed of every random choice.")
     out: str = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
-    engine: Literal["local"] = Field("local", description="Where clients run: local is this process.")
+    engine: Literal["local", "pool", "apart"] = Field(
+        "local",
+        description="Where clients run. local: in this process, one after another; pool: side by side in processes of "
+        "this machine, for small models; apart: in this process, but each with its own model and folder, and only "
+        "bytes between them.",
+    )
+    workers: int = Field(2, ge=1, description="Processes of engine pool.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons.")
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")

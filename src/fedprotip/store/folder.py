@@ -22,17 +22,9 @@ from typing import Any
 import torch
 
 from fedprotip.errors import RunError, UsageError
-from fedprotip.store.files import (
-    ClientStore,
-    Marks,
-    ObjectFolder,
-    Tensors,
-    hash_of,
-    hash_of_file,
-    marks,
-    serialise,
-    write_atomic,
-)
+from fedprotip.store.clients import ClientStore
+from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
+from fedprotip.store.objects import ObjectFolder, sealed, unsealed
 
 FORMAT = 1
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -189,7 +181,7 @@ class RunFolder:
         names = _names(index)
         self._objects.duplicate(sorted(names & self._named.get(self._step, set())))
         self._step += 1
-        write_atomic(self._index_path(self._step), _sealed(index))
+        write_atomic(self._index_path(self._step), sealed(index))
         self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
         self._named[self._step] = names
         self._clean()
@@ -214,7 +206,7 @@ class RunFolder:
         found = sorted(self._checkpoints.glob(INDEX), reverse=True)
         for path in found:
             try:
-                index = _unsealed(path.read_bytes())
+                index = unsealed(path.read_bytes())
                 self._objects.verify(sorted(_names(index)))
                 self._check_logs(index["logs"])
             except (RunError, OSError, ValueError) as error:
@@ -235,7 +227,7 @@ class RunFolder:
     def _older(self) -> dict[int, set[str]]:
         """The objects of the checkpoint before the current one, kept in case the current one is damaged later."""
         with suppress(RunError, OSError, ValueError):
-            return {self._step - 1: _names(_unsealed(self._index_path(self._step - 1).read_bytes()))}
+            return {self._step - 1: _names(unsealed(self._index_path(self._step - 1).read_bytes()))}
         return {}
 
     def _index_path(self, step: int) -> Path:
@@ -282,19 +274,6 @@ def free_path(base: Path) -> Path:
 
 def _names(index: Mapping[str, Any]) -> set[str]:
     return {*index["groups"].values(), *index["clients"].values()}
-
-
-def _sealed(index: Mapping[str, Any]) -> str:
-    """JSON of the index below its own hash: a torn or edited file is recognised."""
-    body = json.dumps(index, ensure_ascii=False)
-    return hash_of(body.encode()) + "\n" + body
-
-
-def _unsealed(data: bytes) -> dict[str, Any]:
-    seal, _, body = data.partition(b"\n")
-    if hash_of(body).encode() != seal:
-        raise RunError("its hash does not fit")
-    return json.loads(body)
 
 
 def _synced_size(path: Path) -> int:

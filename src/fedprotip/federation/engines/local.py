@@ -1,62 +1,56 @@
-"""Engine `local`: all clients in this process, one after another, on one shared workspace."""
+"""Engine `local`: all clients in this process, one after another, on one shared model."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
 
-from fedprotip.errors import FedprotipError
-from fedprotip.federation.client import Workspace, full_state, load_state
+import torch
+
+from fedprotip.federation.engines.base import answered
+from fedprotip.federation.parcels import Ask, Reply, Request
+from fedprotip.federation.server import Server
 from fedprotip.messages import Message
-from fedprotip.methods.base import Knowledge
+from fedprotip.methods.local import Local, Own
+from fedprotip.methods.site import Site
 from fedprotip.models import Network
-from fedprotip.store.files import StoreError
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A client's answer, or why there is none."""
-
-    client: int
-    message: Message | None = None
-    error: str = ""
+from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.state import full_state, load_state
+from fedprotip.store.clients import ClientStore
+from fedprotip.stream.holdings import Holding
 
 
 class LocalEngine:
-    """Runs clients in the order of their ids and yields their replies as they come.
+    """A shortcut, proven equal to real clients by the conformance suite (`tests/conformance`).
 
-    A client that has received its parcel holds the server's model and knowledge. So simulated clients share
-    one model, which is set back to the server's before each of them, and read the server's knowledge: memory
-    does not grow with their number. The parcels themselves are only counted here.
+    A client that has received its parcel holds the server's model and knowledge. So simulated clients share one model,
+    which is set back to the server's before each of them, and read the server's knowledge: memory does not grow with
+    their number, and parcels need not be opened.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.workspace = workspace
+    def __init__(self, server: Server, network: Network, store: ClientStore, cache: PrefixCache) -> None:
+        """`network`: the one that clients share; `store`: their private state."""
+        self._server, self._store, self._cache = server, store, cache
+        self._site = Site(server.settings, server.method, network, server.site.classes)
 
-    def begin_task(self, task: int, network: Network, knowledge: Knowledge) -> None:
-        self._network = network
-        self.workspace.knowledge = knowledge
-        self.workspace.begin_task(task)
-        load_state(self.workspace.network, full_state(network))  # also what moved in earlier tasks only
+    def ask(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        for request in requests:
+            yield answered(request.client, partial(self._answer, request.client, Ask.of(request.parcel[0])))
 
-    def present(self, clients: Iterable[int]) -> list[int]:
-        """The clients that have data of the current task."""
-        return [client for client in clients if self.workspace.samples(client)]
+    def close(self) -> None:
+        self._cache.close()
 
-    def train(self, clients: list[int], round_: int, parcel: Callable[[int], list[Message]]) -> Iterator[Reply]:
-        return self._ask(clients, parcel, lambda client: self.workspace.train(client, round_))
+    def _answer(self, client: int, ask: Ask) -> Message:
+        exchange = self._server.method.exchange(ask.exchange)
+        if exchange.needs_model:
+            self._stand_where_the_server_stands()
+        self._site.network.eval()
+        holding = Holding(self._server.stream, client)
+        own = Own(self._store, client, self._server.method.state)
+        with torch.no_grad():
+            return exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
 
-    def summarise(self, clients: list[int], kind: str, parcel: Callable[[int], list[Message]]) -> Iterator[Reply]:
-        return self._ask(clients, parcel, lambda client: self.workspace.summarise(client, kind))
-
-    def _ask(
-        self, clients: list[int], parcel: Callable[[int], list[Message]], work: Callable[[int], Message]
-    ) -> Iterator[Reply]:
-        for client in clients:
-            parcel(client)
-            self.workspace.copy_from(self._network)
-            try:
-                reply = Reply(client, work(client))
-            except (FedprotipError, StoreError):
-                raise
-            except Exception as error:  # a failing client must not stop the others
-                reply = Reply(client, error=f"{type(error).__name__}: {error}")
-            yield reply
+    def _stand_where_the_server_stands(self) -> None:
+        mine, theirs = self._site, self._server.site
+        if mine.task != theirs.task:
+            mine.follow(theirs)
+            load_state(mine.network, full_state(theirs.network))  # also what moved in earlier tasks only
+        load_state(mine.network, theirs.moving())

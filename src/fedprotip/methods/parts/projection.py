@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedprotip.methods.base import Constraint
+from fedprotip.methods.constraint import Constraint
 from fedprotip.models.capture import Layer
 from fedprotip.models.patches import all_columns, all_outputs, along, count_columns, geometry, inputs_of, spread
 from fedprotip.settings import TrainSettings

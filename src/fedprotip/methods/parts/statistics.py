@@ -1,6 +1,7 @@
-"""The statistics message: what a client tells about its classes, and how the server adds it up."""
+"""Class statistics, federated: what a client tells about its classes, and how the server adds it up."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,31 +9,77 @@ from torch import Tensor
 from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, unpack
 from fedprotip.inference.ways import SHARED, STATISTICS, ClassEvidence, Columns, Expert, StatisticsExpert, Way
 from fedprotip.messages import BadMessage, Message, Spec
-from fedprotip.methods.base import ClientTask, Knowledge
+from fedprotip.methods.exchange import Combine, Exchange
+from fedprotip.methods.local import Local
+from fedprotip.methods.parts.moments import Moments
+from fedprotip.methods.site import Site
+from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
 from fedprotip.settings import Settings
 
 KIND = "statistics"
-START = "start"
-"""What clients are asked for before a task, for a head in closed form: statistics of features as they are."""
 COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
 """In the knowledge: (C,), (C, M) and the packed second moment, one row per class of every task so far; float64."""
+
+
+def kept(shared: bool) -> Kept:
+    """The statistics as state of a method; `shared` where clients calibrate answers by them."""
+    forms = {"counts": Form("c", torch.float64), "sums": Form("c m", torch.float64), "moment": Form("p", torch.float64)}
+    return Kept(KIND, "shared" if shared else "server", forms, artefact=True)
+
+
+class Statistics(Exchange):
+    """Sums of every client's features at the end of a task.
+
+    Args:
+        rank: as in the settings; sums of low rank cannot be added up by somebody who does not see each of them.
+        tells: clients are told the sums of all (they calibrate answers by them).
+        keeps_moments: the moments of a client's features stay with it, for routing.
+    """
+
+    name = KIND
+
+    def __init__(self, rank: int, tells: bool = False, keeps_moments: bool = False) -> None:
+        self._rank, self._tells, self._keeps_moments = rank, tells, keeps_moments
+        self.combine: Combine = "each" if rank else "sum"
+
+    def answer(self, local: Local) -> Message:
+        moments = Moments(local.network.features)
+        message = gather(local, self.name, also=moments.add if self._keeps_moments else lambda features: None)
+        if self._keeps_moments:
+            moments.keep(local)
+        return message
+
+    def check(self, message: Message, site: Site) -> None:
+        width = feature_map(site.network, site.settings).out
+        check(message, self.name, len(site.network.labels[site.network.head_of(site.task)]), width, self._rank)
+
+    def remark(self, message: Message) -> dict[str, Any] | None:
+        return withheld(message)
+
+    def digest(self, combined: Any, site: Site) -> Message | None:
+        remember(site.known, summed(combined))
+        told = {name.removeprefix("statistics/"): site.known[name] for name in (COUNTS, SUMS, MOMENT)}
+        return Message(KIND, told) if self._tells else None
+
+    def receive(self, message: Message, site: Site) -> None:
+        site.known.update({f"statistics/{name}": tensor for name, tensor in message.tensors.items()})
 
 
 def feature_map(network: Network, settings: Settings) -> FeatureMap:
     return FeatureMap(network.features, settings.statistics.features, settings.run.seed)
 
 
-@torch.no_grad()
 def gather(
-    local: ClientTask, settings: Settings, mapped: bool = True, also: Callable[[Tensor], None] = lambda features: None
+    local: Local, kind: str, mapped: bool = True, also: Callable[[Tensor], None] = lambda features: None
 ) -> Message:
     """Sums over all training samples of a client, with the model as it stands.
 
     The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
     samples are left out of everything, and the message says how many they were. `also` sees all features on the way.
     """
-    classes = torch.tensor(local.stream.tasks[local.task].classes)
+    settings = local.settings
+    classes = torch.tensor(local.site.classes[local.task])
     labels = local.labels()
     counts = (labels[:, None] == classes).sum(0)
     told = counts >= settings.statistics.minimum
@@ -50,7 +97,13 @@ def gather(
         tensors |= {"factor": factor.float(), "rest": rest.float()}
     else:
         tensors["moment"] = pack(sums.moment).float()
-    return Message(KIND, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
+    return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
+
+
+def withheld(message: Message) -> dict[str, Any] | None:
+    """For events.jsonl: how many classes a client left out."""
+    classes = message.meta["withheld"]
+    return {"event": "withheld", "kind": message.kind, "classes": classes} if classes else None
 
 
 def _rank(d: int, wanted: int) -> int:
@@ -58,14 +111,14 @@ def _rank(d: int, wanted: int) -> int:
     return wanted if 2 * wanted < d else 0
 
 
-def check(message: Message, classes: int, d: int, rank: int = 0) -> None:
+def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> None:
     """Raise BadMessage unless these are statistics of so many classes with so many features.
 
     `rank`: as in the settings.
     """
     rank = _rank(d, rank)
     products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
-    message.check(KIND, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
+    message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
     message.check_numbers("withheld")
     if (message.tensors["counts"] < 0).any():
         raise BadMessage("a count is negative")
@@ -81,15 +134,21 @@ def check(message: Message, classes: int, d: int, rank: int = 0) -> None:
         raise BadMessage("a second moment is smaller than its sums allow")
 
 
-def added(replies: Iterable[tuple[int, Message]]) -> Sums:
-    """The sums of all clients."""
+def summed(combined: Message | Iterable[tuple[int, Message]]) -> Sums:
+    """The sums of all clients: from one message that holds them, or from each client's own."""
+    if isinstance(combined, Message):
+        return _sums(combined)
     total: Sums | None = None
-    for _, message in replies:
-        counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-        one = Sums(counts, sums, _moment(message, counts, sums))
+    for _, message in combined:
+        one = _sums(message)
         total = one if total is None else total + one
     assert total is not None
     return total
+
+
+def _sums(message: Message) -> Sums:
+    counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
+    return Sums(counts, sums, _moment(message, counts, sums))
 
 
 def _moment(message: Message, counts: Tensor, sums: Tensor) -> Tensor:
@@ -107,11 +166,6 @@ def remember(knowledge: Knowledge, new: Sums) -> None:
         counts, sums = torch.cat([old.counts, new.counts]), torch.cat([old.sums, new.sums])
         new = Sums(counts, sums, old.moment + new.moment)
     knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment)})
-
-
-def received(knowledge: Knowledge, message: Message) -> None:
-    """All statistics so far, as the server sends them to those that calibrate."""
-    knowledge.update({f"statistics/{name}": tensor for name, tensor in message.tensors.items()})
 
 
 def recall(knowledge: Knowledge) -> Sums:

@@ -1,5 +1,4 @@
-"""Task identity, federated: what clients tell about their relevance (Eq. 11) and how sure answers are, and what the
-server makes of it. All of it are sums or small tables; features stay where they are."""
+"""Task identity, federated: what clients tell about their relevance (Eq. 11), and what the server makes of it."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -7,71 +6,62 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
 from fedprotip.inference.route import CosineRouter, fill_missing, references
-from fedprotip.inference.ways import Inference, RelevanceGaussians
+from fedprotip.inference.ways import RelevanceGaussians
 from fedprotip.messages import BadMessage, Message, Spec
-from fedprotip.methods.base import ClientTask, Knowledge
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.local import Local
+from fedprotip.methods.parts.moments import kept_moments
+from fedprotip.methods.site import Site
+from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.seeds import numpy_stream
 from fedprotip.subspace.bank import SubspaceBank
 
-REFERENCE, CALIBRATION = "reference", "calibration"
-"""Kinds of messages."""
 PARTS = ("values", "variances", "counts")
 """Tensors of a reference message."""
-TOLD = "references"
+TOLD = "told"
 """Where a client keeps what it told last."""
-MOMENTS = 2**20
+TOGETHER = 2**20
 """Numbers of second moments that are looked at together: many of few features, few of many."""
 UNKNOWN = 100.0
 """Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
 
-
-class Moments:
-    """Number, sum and second moment of a client's features; the features themselves are gone."""
-
-    def __init__(self, d: int) -> None:
-        self.samples = 0
-        self._sum, self._moment = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
-
-    def add(self, features: Tensor) -> None:
-        features = features.double().cpu()
-        self.samples += len(features)
-        self._sum += features.sum(0)
-        self._moment.addmm_(features.T, features)
-
-    def keep(self, local: ClientTask) -> dict[str, Tensor]:
-        """Store them with the client, for `refer` in this task and all later ones."""
-        tensors = {"samples": torch.tensor(self.samples), "sum": self._sum, "moment": self._moment}
-        local.store.put(local.client, _name(local.task), tensors)
-        return tensors
+_OWN = {"values": Form("t t"), "variances": Form("t t"), "counts": Form("t", torch.int64)}
+_ALL = {"clients": Form("k", torch.int64), "values": Form("k t t"), "variances": Form("k t t")}
+STATE = (
+    Kept("references", "server", _ALL | {"counts": Form("k t", torch.int64)}, artefact=True),
+    Kept(TOLD, "private", _OWN),
+)
 
 
-def kept_moments(local: ClientTask, task: int) -> dict[str, Tensor] | None:
-    """What `Moments.keep` stored in a task, None where the client had no part in it."""
-    return local.store.get(local.client, _name(task))
+class References(Exchange):
+    """Every client's references against the global bases of all tasks so far: after the merge, of everyone."""
+
+    name, who = "reference", "everyone"
+
+    def answer(self, local: Local) -> Message:
+        return refer(local)
+
+    def check(self, message: Message, site: Site) -> None:
+        check_references(message, site.task)
+
+    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
+        site.known.update(collected(combined, site.known, site.task))
 
 
-def _name(task: int) -> str:
-    return f"moment-{task}"
-
-
-# References
-
-
-def refer(local: ClientTask) -> Message:
+def refer(local: Local) -> Message:
     """Eq. 11 for every task this client has seen, against the global bases of all tasks so far.
 
     Moments and bases of earlier tasks stay as they are, so only entries of new tasks or new bases are computed.
     """
-    routing = SubspaceBank.from_tensors(local.knowledge).routing
+    routing = SubspaceBank.from_tensors(local.known).routing
     values, variances = torch.zeros(2, len(routing), len(routing))
     counts = torch.zeros(len(routing), dtype=torch.int64)
-    before = local.store.get(local.client, TOLD)
+    before = local.own.get(TOLD)
     known = len(before["counts"]) if before else 0
     if before:
         values[:known, :known], variances[:known, :known] = before["values"], before["variances"]
-    together = max(1, MOMENTS // len(routing[0]) ** 2)
+    together = max(1, TOGETHER // len(routing[0]) ** 2)
     for new, tasks in ((slice(known, None), range(known)), (slice(None), range(known, len(routing)))):
         kept = ((task, found) for task in tasks if (found := kept_moments(local, task)) is not None)
         while some := dict(islice(kept, together)):
@@ -83,19 +73,19 @@ def refer(local: ClientTask) -> Message:
                 part.float() for part in references(moments, sums, counts[rows], routing[new])
             )
     told = dict(zip(PARTS, (values, variances, counts), strict=True))
-    local.store.put(local.client, TOLD, told)
-    return Message(REFERENCE, told)
+    local.own.put(TOLD, told)
+    return Message(References.name, told)
 
 
 def check_references(message: Message, task: int) -> None:
     """Raise BadMessage unless these are references of all tasks up to this one."""
     table = Spec((task + 1, task + 1))
-    message.check(REFERENCE, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
+    message.check(References.name, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a reference, a variance or a count is negative")
 
 
-def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> Knowledge:
+def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> dict[str, Tensor]:
     """References of all clients (K, T, T), NaN where a client has none; clients that left keep theirs."""
     tasks = task + 1
     table: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -141,41 +131,3 @@ def gaussian_router(knowledge: Knowledge) -> RelevanceGaussians:
     pooled = torch.where(total > 0, pooled, guess)
     spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
     return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)
-
-
-# Calibration
-
-
-def calibrate(local: ClientTask, inference: Inference, batch: int) -> Message:
-    """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
-    loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
-    for inputs, labels in local.held_back(batch):
-        seen = inference.see(local.network.embed(inputs))
-        evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
-        joint = inference.joint(evidence, seen.scores)
-        loss += losses(joint, inference.columns.labels == labels[:, None])
-        distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
-    return Message(CALIBRATION, {"loss": loss, "distances": distances})
-
-
-def check_calibration(message: Message) -> None:
-    """Raise BadMessage unless these are sums of losses and counts of distances."""
-    specs = {"loss": Spec((len(TEMPERATURES),), torch.float64), "distances": Spec((BINS,), torch.int64)}
-    message.check(CALIBRATION, specs)
-    if any((tensor < 0).any() for tensor in message.tensors.values()):
-        raise BadMessage("a loss or a count is negative")
-
-
-def add_calibration(replies: Iterable[tuple[int, Message]], knowledge: Knowledge) -> None:
-    """Add what clients found to what is known, in place."""
-    for _, message in replies:
-        for name, tensor in message.tensors.items():
-            known = knowledge.get(f"calibration/{name}")
-            knowledge[f"calibration/{name}"] = tensor if known is None else known + tensor
-
-
-def calibration(knowledge: Knowledge) -> Calibration:
-    """As far as clients have told; neutral before."""
-    if "calibration/loss" not in knowledge:
-        return Calibration()
-    return Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])

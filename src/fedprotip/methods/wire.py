@@ -1,15 +1,27 @@
-"""The form in which a model travels within a task: only what moves, and of that only what is new."""
+"""How a model travels: only what moves, and of that only what is new."""
 
 import torch
 from torch import Tensor
 
 from fedprotip.messages import PRECISIONS, Spec
-from fedprotip.methods.base import START, Knowledge, Method
-from fedprotip.models import Network
 from fedprotip.models.capture import Layer
-from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.coordinates import Complement
+from fedprotip.subspace.project import Projector
+
+
+class TaskView:
+    """What a method works out once per task, the same at both ends; FedAvg needs none of it."""
+
+    @property
+    def projectors(self) -> list[tuple[Layer, Projector]]:
+        """The layers whose updates are kept out of a subspace during the task."""
+        return []
+
+    @property
+    def complements(self) -> list[tuple[Layer, Complement]]:
+        """The layers that travel as coordinates outside a subspace, because nothing inside it may change."""
+        return []
 
 
 class Wire:
@@ -21,21 +33,25 @@ class Wire:
     rounding is small against the change and not against the weight.
     """
 
-    def __init__(self, settings: Settings, method: Method, network: Network, knowledge: Knowledge, task: int) -> None:
-        self._precision, self._knowledge = PRECISIONS[settings.train.wire], knowledge
+    def __init__(self, precision: str, view: TaskView, start: Tensors) -> None:
+        """`start`: W^(t,0) by name, filled by `begin`."""
+        self._precision, self._start = PRECISIONS[precision], start
         layers: dict[str, list[tuple[Layer, Complement]]] = {}
-        for layer, complement in method.complements(network, knowledge, task):
+        for layer, complement in view.complements:
             layers.setdefault(f"backbone.{layer.parameter}", []).append((layer, complement))
         self._layers = {
             name: parts for name, parts in layers.items() if any(outside.width < layer.d for layer, outside in parts)
         }
 
-    def begin(self, state: Tensors) -> None:
-        """Remember W^(t,0) of every tensor that travels as a change."""
+    def begin(self, state: Tensors, everything: bool = False) -> None:
+        """Remember W^(t,0) of every tensor that travels as a change, or of `everything`."""
         for name, tensor in state.items():
-            narrowed = tensor.is_floating_point() and tensor.itemsize > self._precision.itemsize
-            if narrowed or name in self._layers:
-                self._knowledge[START + name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            if everything or self._as_change(name, tensor):
+                self._start[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def _as_change(self, name: str, tensor: Tensor) -> bool:
+        narrowed = tensor.is_floating_point() and tensor.itemsize > self._precision.itemsize
+        return narrowed or name in self._layers
 
     def pack(self, state: Tensors) -> Tensors:
         """What is sent of a model, with memory of its own on the CPU."""
@@ -50,9 +66,9 @@ class Wire:
         return {name: self._spec(name, tensor) for name, tensor in state.items()}
 
     def _pack(self, name: str, tensor: Tensor) -> Tensor:
-        start = self._knowledge.get(START + name)
-        if start is None:
+        if not self._as_change(name, tensor):
             return tensor.cpu().clone()
+        start = self._start[name]
         change = (tensor - start).contiguous()
         if name in self._layers:
             parts = [complement.encode(_rows(layer, change)).flatten() for layer, complement in self._layers[name]]
@@ -60,8 +76,8 @@ class Wire:
         return change.to("cpu", self._precision)
 
     def _unpack(self, name: str, tensor: Tensor) -> Tensor:
-        start = self._knowledge.get(START + name)
-        if start is None:
+        start = self._start.get(name)
+        if start is None or not self._as_change(name, start):
             return tensor
         change = tensor.to(start)
         if name not in self._layers:
@@ -75,7 +91,7 @@ class Wire:
         return weight
 
     def _spec(self, name: str, tensor: Tensor) -> Spec:
-        if START + name not in self._knowledge:
+        if not self._as_change(name, tensor):
             return Spec(tuple(tensor.shape), tensor.dtype)
         if name in self._layers:
             size = sum(len(_rows(layer, tensor)) * complement.width for layer, complement in self._layers[name])

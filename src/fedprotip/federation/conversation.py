@@ -1,0 +1,73 @@
+"""One exchange between the server and its clients, whatever it is about."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fedprotip.federation.aggregate import combine
+from fedprotip.federation.engines.base import Engine
+from fedprotip.federation.journal import Journal
+from fedprotip.federation.parcels import Reply
+from fedprotip.federation.server import Server
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.exchange import Exchange
+
+
+def converse(
+    server: Server, engine: Engine, journal: Journal, exchange: Exchange, round_: int | None = None
+) -> dict[int, dict[str, Any]]:
+    """One exchange: ask, check, combine, digest. The metadata of every usable reply, by client."""
+    server.progress.step += 1
+    used: dict[int, dict[str, Any]] = {}
+    if exchange.who == "nobody":
+        server.digest(exchange, None)
+        return used
+    requests = (
+        server.request(client, exchange, round_, journal.sent(server.progress, server.site.task, round_))
+        for client in server.clients(exchange, round_)
+    )
+    checked = usable(engine.ask(requests), server, journal, exchange, round_, used)
+    combined = combine(exchange, checked, server.site)
+    if combined is not None:
+        server.digest(exchange, combined)
+    for _ in checked:  # every reply is checked and counted, also those that nothing is made of
+        pass
+    return used
+
+
+def usable(
+    replies: Iterator[Reply],
+    server: Server,
+    journal: Journal,
+    exchange: Exchange,
+    round_: int | None,
+    used: dict[int, dict[str, Any]],
+) -> Iterator[tuple[int, Message]]:
+    """The replies that can be used, one at a time; the others are left out, reported and counted.
+
+    A reply is judged by what was asked, not by what it calls itself.
+    """
+    task, last = server.site.task, -1
+    for reply in replies:
+        assert reply.client > last, "an engine must yield replies in the order of clients"
+        last, refused = reply.client, reply.error
+        if reply.message is not None:
+            refused = _refusal(reply.message, exchange, server)
+            journal.message(server.progress, "up", reply.client, task, round_, reply.message, rejected=refused)
+        if refused or reply.message is None:
+            journal.failure(server.progress, reply.client, task, round_, refused)
+            continue
+        if remark := exchange.remark(reply.message):
+            journal.event(remark.pop("event"), task=task, client=reply.client, **remark)
+        used[reply.client] = reply.message.meta
+        yield reply.client, reply.message
+
+
+def _refusal(message: Message, exchange: Exchange, server: Server) -> str:
+    """Why a reply cannot be used; empty when it can."""
+    try:
+        if message.kind != exchange.name:
+            raise BadMessage(f"a {exchange.name!r} message was expected, a {message.kind!r} message came")
+        exchange.check(message, server.site)
+    except BadMessage as error:
+        return str(error)
+    return ""

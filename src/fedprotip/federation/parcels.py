@@ -1,0 +1,49 @@
+"""What lies in a parcel beside what exchanges say: the question, the plan, and whatever a client lacks."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from fedprotip.messages import Message, Parcel
+
+ASK, PLAN, KNOWLEDGE, MODEL, LOST = "ask", "plan", "knowledge", "model", "lost"
+"""Kinds of messages."""
+START = "start/"
+"""Prefix of tensors in a model message that bring a client to W^(t,0)."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to a client: the first message of every parcel."""
+
+    exchange: str
+    task: int
+    round: int | None
+    step: int  # the number of the question, counted by the server
+    since: int | None  # the last question that this client was asked; None: it is told everything anew
+    keep: int  # the server may go back as far as this question
+
+    def message(self) -> Message:
+        return Message(ASK, meta=asdict(self))
+
+    @classmethod
+    def of(cls, message: Message) -> "Ask":
+        return cls(**message.meta)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A parcel for a client; its first message is the question."""
+
+    client: int
+    parcel: Parcel
+    anew: Callable[[], Parcel]
+    """The same question with everything a client needs, for one that has lost what it was told."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer, or why there is none."""
+
+    client: int
+    message: Message | None = None
+    error: str = ""

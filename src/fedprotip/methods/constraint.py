@@ -1,0 +1,21 @@
+"""What keeps a client's steps within bounds."""
+
+from types import TracebackType
+
+
+class Constraint:
+    """Runs around every optimiser step of a client, and is a context for one round; where projection lives."""
+
+    def __enter__(self) -> "Constraint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After the last step, or when a step failed."""
+
+    def before_step(self) -> None:
+        """Gradients are there."""
+
+    def after_step(self) -> None:
+        """Weights have moved."""

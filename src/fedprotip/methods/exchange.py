@@ -1,0 +1,75 @@
+"""An exchange: one question to clients and what becomes of the answers, as one object.
+
+A round of training is one, as are the closed-form start of a head, bases, references, statistics, calibration. A method
+is a list of them and a few hooks.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedprotip.messages import Message
+
+if TYPE_CHECKING:
+    from fedprotip.methods.local import Local
+    from fedprotip.methods.site import Site
+
+When = Literal["begin", "round", "end"]
+Who = Literal["present", "everyone", "nobody"]
+Combine = Literal["mean", "sum", "each"]
+
+
+class Exchange:
+    """What is asked, when, of whom, and how the replies are combined.
+
+    mean and sum are all that robust and secure aggregation need to know about an exchange. `each`: the server sees
+    every reply by itself.
+    """
+
+    name: str = ""
+    """Of the question; replies and what the server makes of them are messages of this kind."""
+    when: When = "end"
+    who: Who = "present"
+    """present: those with data of the task. nobody: a step of the server alone (a generator is trained, say)."""
+    combine: Combine = "each"
+    needed: bool = True
+    """Whether a run must stop when no client gives a usable answer."""
+    needs_model: bool = True
+    """Whether a client needs the current model and knowledge to answer."""
+
+    trains: bool = False
+    """Whether answering changes the client's model, which is then put back to the one it was sent."""
+
+    def due(self, site: "Site") -> bool:
+        """Whether it takes place in the task that the site has begun."""
+        return True
+
+    # Client
+
+    def answer(self, local: "Local") -> Message:
+        """A client's reply, of kind `name`; without gradients unless it switches them on."""
+        raise NotImplementedError(f"the exchange {self.name!r} asks clients but has no answer")
+
+    # Server
+
+    def check(self, message: Message, site: "Site") -> None:
+        """Raise BadMessage unless this reply can be used; the kind has been checked."""
+
+    def weight(self, message: Message, site: "Site") -> float:
+        """The weight of a reply in a mean."""
+        return 1.0
+
+    def remark(self, message: Message) -> dict[str, Any] | None:
+        """What a usable reply says that belongs into events.jsonl: {"event": …, …}."""
+        return None
+
+    def digest(self, combined: Any, site: "Site") -> Message | None:
+        """What clients are to be told; None: nothing.
+
+        `combined`: for mean and sum one message with the combined tensors; for each the pairs (client, message), valid,
+        in the order of clients, one at a time; with `who = "nobody"` None.
+        """
+        return None
+
+    # Both
+
+    def receive(self, message: Message, site: "Site") -> None:
+        """Take in what `digest` made, at the server and, from its bytes, at every client."""

@@ -1,0 +1,203 @@
+"""Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
+
+import math
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.local import Local
+from fedprotip.methods.parts.moments import Moments, kept_moments
+from fedprotip.methods.parts.protection import ROUTING, Protection
+from fedprotip.methods.site import Site
+from fedprotip.models.capture import capture, find_layers
+from fedprotip.models.freeze import frozen_prefixes
+from fedprotip.models.steps import Inputs
+from fedprotip.settings import Settings
+from fedprotip.subspace.bank import SubspaceBank
+from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
+from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
+
+if TYPE_CHECKING:
+    from fedprotip.methods.fedprotip import FedProTIPOptions
+
+SIGMA = "sigma/"
+"""Prefix of singular values in messages, sent only where bases are merged by energy."""
+ROUNDED = 1e-2
+"""Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
+SMALL = 32
+"""Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
+
+Watch = Callable[[Tensor], None]
+
+
+class Bases(Exchange):
+    """Bases of every layer that later tasks may move, and of the final features."""
+
+    name = "basis"
+
+    def __init__(self, options: "FedProTIPOptions", settings: Settings) -> None:
+        self.options = options
+        self.precision = PRECISIONS[settings.train.wire]
+
+    def threshold(self, layer: str, task: int) -> float:
+        """ε_l of a layer in a task (counted from 0): the start value + 0.001 per task, at most 1."""
+        patterns = self.options.layer_thresholds.items()
+        start = next((value for pattern, value in patterns if fnmatchcase(layer, pattern)), self.options.threshold)
+        return min(start + self.options.increment * task, 1.0)
+
+    # Client: Eq. 7–9
+
+    def answer(self, local: Local) -> Message:
+        """Core bases of every layer, and of the final features, whose moments stay with the client."""
+        options, view = self.options, protection(local.site)
+        view.forget_anchors()
+        cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in view.earlier.items()}
+        known = kept_moments(local, local.task) if options.statistics else None  # what the statistics left
+        moments = Moments(local.network.features)
+        cores |= self.layer_cores(local, None if known else moments.add)
+        known = known or self._complete(moments, local).keep(local)
+        cores[ROUTING] = core_of_moment(
+            known["moment"],
+            int(known["samples"]),
+            view.earlier[ROUTING],
+            self.threshold(ROUTING, local.task),
+            options.rank_rule,
+            options.routing_rank,
+        )
+        tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
+        weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
+        tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
+        rest = {name: [core.captured, core.tail] for name, core in weighed.items()}
+        return Message(self.name, tensors, {"rest": rest} if rest else {})
+
+    def layer_cores(self, local: Local, watch: Watch | None = None) -> dict[str, Core]:
+        """Eq. 7–9 for every layer that later tasks may move; `watch` is shown the features of the images used."""
+        earlier, cores = protection(local.site).earlier, {}
+        columns = self.sample_columns(local, watch)
+        for name in list(columns):
+            a = columns.pop(name).cpu()
+            threshold = self.threshold(name, local.task)
+            cores[name] = core_basis(a, earlier.get(name, a[:, :0]), threshold, self.options.rank_rule)
+        return cores
+
+    def sample_columns(self, local: Local, watch: Watch | None = None) -> dict[str, Tensor]:
+        """m_s input columns of every such layer (d, m_s), of as few images as give a fair sample of them."""
+        options, network = self.options, local.network
+        if options.projection == "none":  # only routing needs a basis
+            return {}
+        frozen = frozen_prefixes(local.settings.model, local.task + 1)  # needs no protection from later tasks
+        full = {name for name, projector in protection(local.site).earlier.items() if not projector.room}
+        layers = {
+            name: group
+            for name, group in find_layers(network.backbone, False).items()
+            if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
+        }
+        seed = (local.settings.run.seed, "columns", local.task, local.client)
+
+        def forward(batch: Inputs) -> None:
+            features = network.embed(batch)
+            if watch:
+                watch(features)
+
+        batches = local.images(self._images, min(SMALL, options.columns))
+        return capture(network.backbone, batches, options.columns, seed, layers, forward, options.per_image)
+
+    def _complete(self, moments: Moments, local: Local) -> Moments:
+        """Moments of the final features of m images, of which some have been added already."""
+        for batch in local.images(self._images, local.settings.evaluate.batch, after=moments.samples):
+            moments.add(local.network.embed(batch))
+        return moments
+
+    @property
+    def _images(self) -> int:
+        """No more images of a client are looked at than there are columns to fill."""
+        return min(self.options.images, self.options.columns)
+
+    # Server: Eq. 10
+
+    def check(self, message: Message, site: Site) -> None:
+        bank, features = SubspaceBank.from_tensors(site.known), site.network.features
+        layers = {lay.name: lay.d for group in find_layers(site.network.backbone, False).values() for lay in group}
+        names = {name for name in message.tensors if not name.startswith(SIGMA) and name != ROUTING}
+        if not names <= layers.keys() or (bank.layers and names != bank.layers.keys()):
+            raise BadMessage(f"bases of {sorted(names)} came, expected {sorted(bank.layers or layers)}")
+        widths = {name: layers[name] for name in names} | {ROUTING: features}
+        specs = {name: Spec((d, -1), self.precision, orthonormal=True, at_most=d) for name, d in widths.items()}
+        ranks = {name: message.tensors[name].shape[-1] for name in specs if name in message.tensors}
+        specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
+        message.check(self.name, specs)
+        for name in ranks:
+            if self._by_energy(name):
+                self._check_energies(name, message)
+        if ranks[ROUTING] == 0:
+            raise BadMessage("the routing basis is empty")
+
+    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message:
+        """Eq. 10 for every layer, one client after another."""
+        earlier = protection(site).earlier
+        mergers = {ROUTING: self._merger(ROUTING, earlier[ROUTING], site.task)}
+        nothing = torch.zeros(site.network.features, 0)
+        inside = self._merger(ROUTING, nothing, site.task)  # for a task whose features lie in the earlier bases
+        for _, message in combined:
+            rest = message.meta.get("rest", {})
+            for name, basis in message.tensors.items():
+                if name.startswith(SIGMA):
+                    continue
+                sigma = message.tensors.get(SIGMA + name, torch.zeros(basis.shape[1]))
+                core = Core(basis, sigma.double(), *rest.get(name, (0.0, 0.0)))
+                if name not in mergers:
+                    mergers[name] = self._merger(name, earlier.get(name, torch.zeros(len(basis), 0)), site.task)
+                mergers[name].add(core)
+                if name == ROUTING:
+                    inside.add(core)
+        merged = {name: merger.result() for name, merger in mergers.items()}
+        if merged[ROUTING].shape[1] == 0:
+            merged[ROUTING] = inside.result()
+        if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
+            merged[ROUTING] = torch.eye(site.network.features, 1)
+        return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()})
+
+    def _check_energies(self, name: str, message: Message) -> None:
+        """Singular values, captured energy and tail of a basis must be finite and not negative."""
+        rest = message.meta.get("rest")
+        numbers = rest.get(name) if isinstance(rest, dict) else None
+        numbers = numbers if isinstance(numbers, list) and len(numbers) == 2 else [torch.nan]
+        numbers = [*numbers, *message.tensors[SIGMA + name].tolist()]
+        if not all(isinstance(number, float) and math.isfinite(number) and number >= 0 for number in numbers):
+            raise BadMessage(f"the energies of {name} are not finite numbers ≥ 0")
+
+    def _by_energy(self, name: str) -> bool:
+        return self.options.merge == "energy" or (name == ROUTING and self.options.routing_rank > 0)
+
+    def _merger(self, name: str, earlier: Earlier, task: int) -> Merger:
+        if not self._by_energy(name):
+            rounded = 0.0 if self.precision == torch.float32 else ROUNDED
+            return UnionMerge(earlier, max(FAINT if name == ROUTING else DEPENDENT, rounded))
+        fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
+        return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
+
+    # Both
+
+    def receive(self, message: Message, site: Site) -> None:
+        """Append Φ^(t) of every layer and U_L^(t); what was rounded on its way is made orthonormal again."""
+        bank = SubspaceBank.from_tensors(site.known)
+        for name, basis in message.tensors.items():
+            if basis.dtype != torch.float32:
+                earlier = basis[:, :0] if name == ROUTING else bank.basis(name, len(basis))
+                basis = orthonormalise(residual(basis, earlier)).float()
+            if name == ROUTING:
+                bank.routing.append(basis)
+            else:
+                bank.extend(name, basis, site.task)
+        site.known.update(bank.to_tensors())
+
+
+def protection(site: Site) -> Protection:
+    """The projectors of the task under way, at this end."""
+    assert isinstance(site.view, Protection)
+    return site.view

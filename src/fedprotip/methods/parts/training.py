@@ -1,0 +1,121 @@
+"""The round of training: local steps from the received model (PGD of Algorithm 1), and their average (Eq. 6)."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from inspect import signature
+from itertools import chain, count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedprotip.errors import UsageError, nearest
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.local import Local
+from fedprotip.methods.site import Site
+from fedprotip.models.batches import pieces
+from fedprotip.models.norms import training_mode
+from fedprotip.models.prefix import InputBatch, still_prefix
+from fedprotip.models.steps import channels_last
+from fedprotip.seeds import ambient_stream
+from fedprotip.settings import TrainSettings
+
+MODEL = "model"
+
+
+class Training(Exchange):
+    name, when, combine, trains = MODEL, "round", "mean", True
+
+    def answer(self, local: Local) -> Message:
+        loss = train(local)
+        return Message(MODEL, local.site.wire.pack(local.site.moving()), {"samples": len(local.samples), "loss": loss})
+
+    def check(self, message: Message, site: Site) -> None:
+        message.check(MODEL, site.specs)
+        message.check_numbers("samples", "loss")
+        if message.meta["samples"] <= 0:
+            raise BadMessage(f"samples = {message.meta['samples']} is not a positive number")
+
+    def weight(self, message: Message, site: Site) -> float:
+        """p_k of Eq. 6, up to normalisation."""
+        return float(message.meta["samples"]) if site.settings.train.average == "weighted" else 1.0
+
+    def digest(self, combined: Message, site: Site) -> Message:
+        return combined
+
+    def receive(self, message: Message, site: Site) -> None:
+        site.hear(message.tensors)
+
+
+def train(local: Local) -> float:
+    """Local steps from the received model, each kept within bounds by the method (Eq. 4–5); their mean loss."""
+    network, settings, method = local.network, local.settings, local.site.method
+    options, device = settings.train, local.site.device
+    optimizer = build_optimizer(options, [network.get_parameter(name) for name in network.moving])
+    method.begin_round(local)
+    constraint = method.constraint(local)
+    losses: list[Tensor] = []
+    seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
+    with torch.enable_grad(), seeded, constraint or nullcontext():
+        still = still_prefix(network, settings, local.task)
+        training_mode(network.backbone, settings.model, local.task, still)
+        for inputs, labels in method.batches(local, own_batches(local)):
+            inputs = inputs.to(device)
+            if options.channels_last:
+                inputs = channels_last(inputs)
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.autocast == "bf16"):
+                loss = method.loss(local, inputs, labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                if constraint:
+                    constraint.before_step()
+                optimizer.step()
+                if constraint:
+                    constraint.after_step()
+            losses.append(loss.detach())
+    network.backbone.eval()
+    return torch.stack(losses).mean().item()
+
+
+def own_batches(local: Local) -> Iterator[InputBatch]:
+    """The client's own samples in one round, shuffled and augmented as the settings ask."""
+    batches = local_batches(local.samples, local.settings.train, local.draw("batches"))
+    return local.cache.train_batches(local.network, local.task, batches, local.chance("augment"))
+
+
+def local_batches(samples: np.ndarray, train: TrainSettings, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Shuffled batches of `epochs` passes, or of as many passes as `steps` needs."""
+    passes = count() if train.steps and len(samples) else range(train.epochs)
+    epochs = (pieces(rng.permutation(samples), train.batch) for _ in passes)
+    batches = chain.from_iterable(epochs)
+    return islice(batches, train.steps) if train.steps else batches
+
+
+def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Any optimiser of torch.optim; a new one every round, as in the paper. Impossible settings: UsageError."""
+    known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
+    for unfit in ("Optimizer", "LBFGS", "SparseAdam", "Muon"):  # base class; closure; sparse; matrices only
+        known.pop(unfit, None)
+    if train.optimizer not in known:
+        raise UsageError(f"train.optimizer = {train.optimizer!r} is unknown; {nearest(train.optimizer, known)}.")
+    cls = known[train.optimizer]
+    accepted = signature(cls).parameters
+    arguments: dict[str, Any] = {"lr": train.lr}
+    for name in ("momentum", "weight_decay"):
+        value = getattr(train, name)
+        if name in accepted:
+            arguments[name] = value
+        elif value:
+            raise UsageError(f"train.{name} = {value}: {train.optimizer} has none; the nearest valid value is 0.")
+    options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()
+    }
+    try:
+        return cls(parameters, **arguments | options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"train.optimizer_options = {train.optimizer_options}: {train.optimizer} says: {error}."
+        ) from None

@@ -1,0 +1,100 @@
+"""What the server and every client hold alike: the model, what is known about past tasks, the task under way."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedprotip.inference.ways import Inference
+from fedprotip.messages import Spec
+from fedprotip.methods.state import Knowledge
+from fedprotip.methods.wire import TaskView, Wire
+from fedprotip.models import Network
+from fedprotip.models.state import load_state, moving_state, release, tensor_of
+from fedprotip.settings import Settings
+from fedprotip.store.files import Tensors
+
+if TYPE_CHECKING:
+    from fedprotip.methods.base import Method
+
+
+class Site:
+    """One end of the federation."""
+
+    def __init__(
+        self, settings: Settings, method: "Method", network: Network, classes: Sequence[Sequence[int]]
+    ) -> None:
+        """`classes`: of every task of the plan, by global label."""
+        self.settings, self.method, self.network, self.classes = settings, method, network, classes
+        self.known = Knowledge(method.state)
+        self.task = -1
+        self.view = TaskView()
+        self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered
+        self.news: Tensors = {}  # what has moved in this task, in the form in which it travels
+        self.version = 0  # how often a model was heard here
+        self._before: Network | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def grow(self, task: int) -> None:
+        """The heads of all tasks up to this one; the same on every machine, so new heads need not travel."""
+        for index in range(len(self.network.labels), task + 1):
+            self.network.add_head(self.classes[index], self.settings.run.seed, index)
+
+    def begin_task(self, task: int) -> None:
+        """W^(t,0) ← W^(t−1), with the head of the new task; only what it may move requires gradients.
+
+        A task may be under way already, in a process that is gone: then `start` and `news` are those of that process.
+        """
+        self.grow(task)
+        self.task = task
+        self.view = self.method.view(self)
+        release(self.network, self.method.trainable(self))
+        state = self.moving()
+        self.wire = Wire(self.settings.train.wire, self.view, self.start)
+        begins = {n: tensor for n, tensor in state.items() if n not in self.news and n not in self.start}
+        self.wire.begin(begins, everything=self.method.remembers)
+        self.specs: dict[str, Spec] = self.wire.specs(state)
+
+    def follow(self, other: "Site") -> None:
+        """Stand at the task of another site of this process, with its knowledge and what it worked out."""
+        self.known, self.start, self.view, self.wire = other.known, other.start, other.view, other.wire
+        self.grow(other.task)
+        self.task = other.task
+        release(self.network, set(other.network.moving))
+        self._before = None
+
+    def moving(self) -> Tensors:
+        """The tensors of the model that can change in this task."""
+        return moving_state(self.network, self.settings.model, self.task)
+
+    def hear(self, news: Tensors) -> None:
+        """Hold the model that was sent: what has moved since W^(t,0)."""
+        self.news = {name: self.news.get(name, tensor).copy_(tensor) for name, tensor in news.items()}
+        load_state(self.network, self.wire.unpack(self.news))
+        self.version += 1
+
+    def settle(self) -> None:
+        """The last round is over: what moved travels as it is from now on, for its coordinates end with its bases."""
+        self.news = {}
+        self.start.clear()
+        self._before = None
+
+    def before(self) -> Network:
+        """The model of the last task, W^(t,0), as a network of its own; for methods that say `remembers`."""
+        if self._before is None:
+            self._before = deepcopy(self.network).requires_grad_(False).eval()
+            load_state(self._before, self.start)
+        return self._before
+
+    def before_news(self, name: str) -> torch.Tensor | None:
+        """A tensor that has not moved in this task, or W^(t,0) of one that has; None where the news replace it."""
+        start = self.start.get(name)
+        return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
+
+    def inference(self, task: int) -> Inference:
+        """How samples of tasks 0…task are answered."""
+        return self.method.inference(self.network, self.known, self.classes[: task + 1])

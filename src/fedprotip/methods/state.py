@@ -1,0 +1,114 @@
+"""What a method keeps, declared once: its name, where it belongs, and what its tensors look like.
+
+    Kept("subspaces", "shared", {"layers/*": Form("d r"), "ranks/*": Form("t", torch.int64)}, artefact=True)
+
+Checkpoints, the files of the run folder, what a newcomer receives and what a client may store follow from it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedprotip.store.files import Tensors
+
+Where = Literal["shared", "server", "private"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The one form of a tensor: its dtype, and its sizes as words; a number is that size, equal words are equal sizes.
+
+    >>> Form("k t t").fits(torch.zeros(5, 3, 3))
+    True
+    """
+
+    sizes: str
+    dtype: torch.dtype = torch.float32
+
+    def fits(self, tensor: Tensor) -> bool:
+        words, found = self.sizes.split(), dict[str, int]()
+        if len(words) != tensor.dim():
+            return False
+        return all(
+            size == (int(word) if word.isdecimal() else found.setdefault(word, size))
+            for word, size in zip(words, tensor.shape, strict=True)
+        )
+
+    def canonical(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.dtype).contiguous()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A group of tensors that lasts beyond a round: NAME/… in the knowledge, or NAME and NAME-… of a client.
+
+    shared: the server and every client have it. server: the server alone. private: a client's own, never sent.
+    """
+
+    name: str
+    where: Where
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """Pattern of the rest of a name → form; the first match counts."""
+    artefact: bool = False
+    """Whether it becomes the file NAME.safetensors of the run folder."""
+
+    def form(self, rest: str) -> Form | None:
+        return next((form for pattern, form in self.forms.items() if fnmatchcase(rest, pattern)), None)
+
+    def canonical(self, rest: str, tensor: Tensor) -> Tensor:
+        """The tensor as it is kept; a KeyError or ValueError where it was not declared so."""
+        form = self.form(rest)
+        if form is None:
+            raise KeyError(f"{self.name}/{rest} is not declared by the method")
+        if not form.fits(tensor):
+            raise ValueError(f"{self.name}/{rest} has shape {tuple(tensor.shape)}, declared is ({form.sizes})")
+        return form.canonical(tensor)
+
+
+class Knowledge(dict[str, Tensor]):
+    """What is known about past tasks: named tensors, each as its method declared it.
+
+    Everything that enters has its declared dtype and lies contiguous in memory, so that what was just computed and the
+    same read from a file or a message give the same bits in every later product.
+    """
+
+    def __init__(self, declared: Iterable[Kept] = ()) -> None:
+        super().__init__()
+        self.declared = {kept.name: kept for kept in declared if kept.where != "private"}
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        group, _, rest = name.partition("/")
+        if group not in self.declared:
+            raise KeyError(
+                f"{name} is not declared by the method; its state has: {', '.join(self.declared) or 'nothing'}"
+            )
+        super().__setitem__(name, self.declared[group].canonical(rest, tensor))
+
+    def update(self, *entries: Any, **named: Tensor) -> None:  # dict's own would pass by __setitem__
+        for name, tensor in dict(*entries, **named).items():
+            self[name] = tensor
+
+    def groups(self, where: Where | None = None) -> dict[str, Tensors]:
+        """Group → its entries under their full names; those of one place only, if given."""
+        found: dict[str, Tensors] = {}
+        for name, tensor in self.items():
+            group = name.partition("/")[0]
+            if where in (None, self.declared[group].where):
+                found.setdefault(group, {})[name] = tensor
+        return found
+
+    def shared(self) -> Tensors:
+        """What every client has too."""
+        return {name: tensor for group in self.groups("shared").values() for name, tensor in group.items()}
+
+    def artefacts(self) -> dict[str, Tensors]:
+        """File → its tensors, without the group's name before theirs."""
+        return {
+            group: {name.removeprefix(f"{group}/"): tensor for name, tensor in entries.items()}
+            for group, entries in self.groups().items()
+            if self.declared[group].artefact
+        }

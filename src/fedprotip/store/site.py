@@ -1,0 +1,93 @@
+"""A client's own folder: what it was told and what it keeps for itself, as it stood after each question.
+
+A server that was interrupted goes back to its last checkpoint and asks again; so a client keeps its state after every
+question since then, and goes back too. What did not change between two questions is one object on disk.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedprotip.errors import RunError
+from fedprotip.store.clients import ClientStore
+from fedprotip.store.files import Marks, Tensors, marks, write_atomic
+from fedprotip.store.objects import ObjectFolder, sealed, unsealed
+
+
+class SiteFolder:
+    """States by the number of the question after which they stood."""
+
+    def __init__(self, path: Path, budget_mb: int = 64) -> None:
+        self.path = path
+        self._objects = ObjectFolder(path / "objects")
+        self._objects.create()
+        self.store = ClientStore(self._objects, budget_mb * 2**20)
+        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
+
+    def steps(self) -> list[int]:
+        """The questions whose states are here, in order."""
+        return sorted(int(path.stem) for path in self.path.iterdir() if re.fullmatch(r"\d{8}\.json", path.name))
+
+    def save(self, step: int, state: Mapping[str, Any], groups: Mapping[str, Tensors], keep: int) -> None:
+        """The state after a question; those older than the newest one up to `keep` are forgotten."""
+        index = {
+            "state": dict(state),
+            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
+            "private": self.store.flush(),
+        }
+        write_atomic(self._place(step), sealed(index))
+        needed = max((old for old in self.steps() if old <= keep), default=0)
+        self._forget(lambda old: old < needed)
+
+    def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Tensors]] | None:
+        """State and groups after a question, and the private state with them; None where they are not here or damaged.
+
+        What came after that question is forgotten: the server has gone back and asks anew.
+        """
+        index = self._index(step)
+        if index is None:
+            return None
+        try:
+            groups = {name: self._objects.read(name_of) for name, name_of in index["groups"].items()}
+            self._objects.verify(index["private"].values())
+        except (RunError, OSError):
+            return None
+        self._forget(lambda other: other > step)
+        self.store.restore(index["private"])
+        return index["state"], groups
+
+    def keep_private(self) -> bool:
+        """Take up the newest private state there is, for a site whose server no longer knows what it was told."""
+        for step in reversed(self.steps()):
+            index = self._index(step)
+            if index is not None:
+                self.store.restore(index["private"])
+                return bool(index["private"])
+        return False
+
+    def _index(self, step: int) -> dict[str, Any] | None:
+        try:
+            return unsealed(self._place(step).read_bytes())
+        except (RunError, OSError, ValueError):
+            return None
+
+    def _save(self, group: str, tensors: Tensors) -> str:
+        now, saved = marks(tensors), self._saved.get(group)
+        if saved and saved[0] == now and self._objects.has(saved[2]):
+            return saved[2]
+        name = self._objects.write(tensors)
+        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
+        return name
+
+    def _forget(self, which: Any) -> None:
+        gone = [step for step in self.steps() if which(step)]
+        if not gone:
+            return
+        for step in gone:
+            self._place(step).unlink()
+        left = [index for step in self.steps() if (index := self._index(step))]
+        self._objects.keep_only({name for i in left for name in [*i["groups"].values(), *i["private"].values()]})
+
+    def _place(self, step: int) -> Path:
+        return self.path / f"{step:08d}.json"
