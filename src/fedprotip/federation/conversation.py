@@ -8,7 +8,7 @@ from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.parcels import Reply
 from fedprotip.federation.server import Server
-from fedprotip.messages import BadMessage, Message
+from fedprotip.messages import BadMessage, Message, Parcel
 from fedprotip.methods.exchange import Exchange
 
 
@@ -21,17 +21,29 @@ def converse(
     if exchange.who == "nobody":
         server.digest(exchange, None)
         return used
-    requests = (
-        server.request(client, exchange, round_, journal.sent(server.progress, server.site.task, round_))
-        for client in server.clients(exchange, round_)
-    )
-    checked = usable(engine.ask(requests), server, journal, exchange, round_, used)
+    sent: dict[int, Parcel] = {client: [] for client in server.clients(exchange, round_)}
+    requests = (server.request(client, exchange, round_, sent[client].extend) for client in list(sent))
+    replies = entered(engine.ask(requests), sent, server, journal, round_)
+    checked = usable(replies, server, journal, exchange, round_, used)
     combined = combine(exchange, checked, server.site)
     if combined is not None:
         server.digest(exchange, combined)
     for _ in checked:  # every reply is checked and counted, also those that nothing is made of
         pass
     return used
+
+
+def entered(
+    replies: Iterator[Reply], sent: dict[int, Parcel], server: Server, journal: Journal, round_: int | None
+) -> Iterator[Reply]:
+    """The same replies; what was sent for each of them is entered into the ledger when it is its turn.
+
+    However far ahead an engine works, the ledger has the order of clients.
+    """
+    for reply in replies:
+        for message in sent.pop(reply.client):
+            journal.message(server.progress, "down", reply.client, server.site.task, round_, message)
+        yield reply
 
 
 def usable(

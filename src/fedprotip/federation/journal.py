@@ -58,10 +58,6 @@ class Journal:
             }
         )
 
-    def sent(self, progress: Progress, task: int, round_: int | None) -> Callable[[int, Message], None]:
-        """Enters what goes to clients in a question."""
-        return lambda client, message: self.message(progress, "down", client, task, round_, message)
-
     def absent(self, task: int, clients: list[int]) -> None:
         self.event("absent", task=task, clients=clients, reason="no data of this task")
 

@@ -16,12 +16,12 @@ from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import numpy_stream
-from fedprotip.settings import DataSettings, Settings, to_toml
+from fedprotip.settings import DataSettings, RunSettings, Settings, to_toml
 from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
 
-Log = Callable[[int, Message], None]
-"""Told of every message that goes to a client."""
+Log = Callable[[Parcel], object]
+"""Told of every parcel that goes to a client."""
 
 
 @dataclass
@@ -105,8 +105,7 @@ class Server:
 
         def parcel() -> Parcel:
             messages = self._parcel(str(client), exchange, round_)
-            for message in messages:
-                log(client, message)
+            log(messages)
             return messages
 
         def anew() -> Parcel:
@@ -133,7 +132,7 @@ class Server:
     def _plan(self) -> Message:
         """What a client is told once: the settings but for the data, which are its own, and the classes of tasks."""
         model = self.settings.model.model_copy(update={"weights": ""})  # they arrive with the model
-        run = self.settings.run.model_copy(update={"out": ""})
+        run = RunSettings(seed=self.settings.run.seed, device=self.settings.run.device)  # the rest is this machine's
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
         shape, classes = self.stream.dataset.image_shape, [list(known) for known in self.site.classes]
         return Message(PLAN, meta={"settings": to_toml(told), "image": list(shape), "classes": classes})
