@@ -99,14 +99,14 @@ def test_a_class_below_the_minimum_is_left_out_of_everything(at):
 
 def test_the_minimum_itself_is_enough(at):
     held = torch.bincount(at()[1](0).labels(), minlength=2)
-    settings, client = at(statistics={"minimum": int(held[0])})
+    _, client = at(statistics={"minimum": int(held[0])})
     assert gather(client(0)).tensors["counts"][0] == held[0]
-    settings, client = at(statistics={"minimum": int(held[0]) + 1})
+    _, client = at(statistics={"minimum": int(held[0]) + 1})
     assert gather(client(0)).tensors["counts"][0] == 0
 
 
 def test_a_client_with_too_few_of_everything_sends_zeros(at):
-    settings, client = at(statistics={"minimum": 10**6})
+    _, client = at(statistics={"minimum": 10**6})
     message = gather(client(0))
     check(message, 2, D)
     assert all((tensor == 0).all() for tensor in message.tensors.values())
@@ -114,7 +114,7 @@ def test_a_client_with_too_few_of_everything_sends_zeros(at):
 
 
 def test_whoever_listens_sees_all_features_also_of_rare_classes(at):
-    settings, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
+    _, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
     seen = []
     gather(client(0), also=lambda features: seen.append(len(features)))
     assert sum(seen) == len(client(0).labels())
