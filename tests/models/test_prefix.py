@@ -292,9 +292,9 @@ def test_a_method_that_needs_images_gets_them(tmp_path, monkeypatch):
     seen = []
     loss = method.loss
 
-    def watch(self, network, inputs, labels, task):
+    def watch(self, local, inputs, labels):
         seen.append(type(inputs))
-        return loss(self, network, inputs, labels, task)
+        return loss(self, local, inputs, labels)
 
     monkeypatch.setattr(method, "loss", watch)
     monkeypatch.setattr(method, "sees_images", True)
