@@ -169,6 +169,7 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         network = build_network(initial, shape, method.routes).to(device)
         cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
         server = Server(settings, method, network, stream, cache)
+        server.site.on_progress = lambda what, step, steps: _notify(observers, "step", what, done=step, total=steps)
         if saved:
             server.restore(*saved)
         engine = build_engine(server, store, folder.path)

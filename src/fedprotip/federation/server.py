@@ -60,7 +60,8 @@ class Server:
     ) -> None:
         self.settings, self.method, self.stream = settings, method, stream
         self.cache = cache or PrefixCache(stream, settings)
-        self.site = Site(settings, method, network, [task.classes for task in stream.tasks])
+        classes = [task.classes for task in stream.tasks]
+        self.site = Site(settings, method, network, classes, stream.dataset.image_shape)
         self.progress = Progress()
         self._told: list[Tensors] = []  # tensors of progress.told
 
@@ -134,8 +135,8 @@ class Server:
         model = self.settings.model.model_copy(update={"weights": ""})  # they arrive with the model
         run = RunSettings(seed=self.settings.run.seed, device=self.settings.run.device)  # the rest is this machine's
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
-        shape, classes = self.stream.dataset.image_shape, [list(known) for known in self.site.classes]
-        return Message(PLAN, meta={"settings": to_toml(told), "image": list(shape), "classes": classes})
+        classes = [list(known) for known in self.site.classes]
+        return Message(PLAN, meta={"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes})
 
     def _knowledge_for(self, client: str) -> tuple[Parcel, Parcel]:
         """All shared knowledge, for a client that lacks some of earlier tasks; else what it lacks of this task's."""
