@@ -5,7 +5,6 @@ fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
-fedprotip bench --quick                                    # what it costs on this machine
 """
 
 import json
@@ -21,7 +20,6 @@ from rich.console import Console
 
 from fedprotip import api, cells
 from fedprotip import settings as settings_file
-from fedprotip.cli import bench as bench_cli
 from fedprotip.cli import data as data_cli
 from fedprotip.cli import display
 from fedprotip.errors import FedprotipError, UsageError
@@ -37,7 +35,6 @@ app = typer.Typer(
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
 app.add_typer(data_cli.app, name="data")
-app.command("bench", help=bench_cli.HELP)(bench_cli.bench)
 out, err = Console(), Console(stderr=True)
 
 Overrides = Annotated[
