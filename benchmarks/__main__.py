@@ -14,44 +14,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import evaluate, extract, growth, merging, project, resume, second_task
 from benchmarks.harness import Bench, this_machine
+from benchmarks.second_task import Size
 from fedprotip import FedprotipError
 
+_ALL = (extract.extract, project.project, merging.merge, merging.average, second_task.round, second_task.task)
 BENCHMARKS: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (
-        *(extract.extract, project.project, merging.merge, merging.average, second_task.round, second_task.task),
-        *(evaluate.evaluate, growth.clients, growth.tasks, resume.resume),
-    )
+    function.__name__: function for function in (*_ALL, evaluate.evaluate, growth.clients, growth.tasks, resume.resume)
 }
 QUICK: dict[str, dict[str, Any]] = {
-    "extract": {"repeats": 1, "images": 128, "columns": 128},
+    "extract": {"images": 128, "columns": 128},
     "project": {"shares": (0.1,)},
     "merge": {"clients": (5, 20), "d": 1152},
     "average": {"clients": (5, 20)},
-    "round": {"repeats": 1, "train": 8, "test": 5, "rounds": 2},
-    "task": {"repeats": 1, "train": 8, "test": 5, "rounds": 1},
+    "round": {"size": Size(8, 5, 2)},
+    "task": {"size": Size(8, 5, 1)},
     "evaluate": {"tasks": 3, "images": 10},
-    "clients": {"repeats": 1, "clients": (10, 100), "width": 256, "samples": 400},
-    "tasks": {"repeats": 1, "tasks": 24, "rounds": 2, "epochs": 2},
-    "resume": {"train": 8},
+    "clients": {"clients": (10, 100), "width": 256, "samples": 400},
+    "tasks": {"tasks": 24, "rounds": 2, "epochs": 2},
+    "resume": {"size": Size(8, 5)},
 }
-FULL: dict[str, dict[str, Any]] = {
-    "round": {"train": 200, "test": 5, "rounds": 2},
-    "task": {"train": 500, "test": 100, "rounds": 3},
-    "clients": {"repeats": 1},
-    "tasks": {"repeats": 1},
-}
-RUNS, COMPARED = ("round", "task", "resume"), ("round", "task")
-COLOURS = {"goal": "green", "met": "green", "not met": "red", "not the goal": "yellow", "": "none"}
+FULL = {"round": {"size": Size(200, 5, 2)}, "task": {"size": Size()}, "resume": {"size": Size(test=5)}}
+RUNS, COMPARED = tuple(FULL), ("round", "task")
+ONCE = ("clients", "tasks")
+"""Whose figures compare memory, or tasks of one run."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    listed = "\n".join(f"  {name:9} {str(function.__doc__).splitlines()[0]}" for name, function in BENCHMARKS.items())
+    listed = "\n".join(f"  {name:9} {_title(function)}" for name, function in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         "python -m benchmarks", epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,45 +69,45 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(names: list[str], given: argparse.Namespace) -> None:
-    """One benchmark after another; a table each, and all results in one file."""
-    out, found = Console(), list[Bench]()
-    with Console(stderr=True).status("the machine") as status:
-        machine = this_machine()
-        out.print(", ".join(f"{key} {value}" for key, value in machine.items()), soft_wrap=True, highlight=False)
-        for name in names:
-            size = dict((QUICK if given.quick else FULL).get(name, {}))
-            repeats = given.repeats or size.pop("repeats", 3 if given.quick else 5)
-            size |= {"overrides": tuple(given.set)} if name in RUNS else {}
-            with tempfile.TemporaryDirectory(prefix="fedprotip-bench-") as folder:
-                bench = Bench(name, Path(folder), repeats, machine, status.update)
-                if given.against:
-                    second_task.compare(bench, given.against, **size)
-                else:
-                    BENCHMARKS[name](bench, **size)
-            out.print(*tables(bench))
-            found.append(bench)
-            if given.json:
-                results = {"machine": machine, "quick": given.quick, "results": [bench.to_json() for bench in found]}
-                given.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """One benchmark after another; what each found is printed at once, and all of it goes into one file."""
+    machine, found = this_machine(), list[Bench]()
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    for name in names:
+        sizes = dict((QUICK if given.quick else FULL).get(name, {}))
+        if name in RUNS:
+            sizes["size"] = sizes["size"]._replace(overrides=sizes["size"].overrides + tuple(given.set))
+        repeats = given.repeats or (1 if given.quick or name in ONCE else 5)
+        with tempfile.TemporaryDirectory(prefix="fedprotip-bench-") as folder:
+            bench = Bench(name, Path(folder), repeats, machine, lambda text: print(text, file=sys.stderr))
+            if given.against:
+                second_task.compare(bench, given.against, **sizes)
+            else:
+                BENCHMARKS[name](bench, **sizes)
+        show(bench)
+        found.append(bench)
+        if given.json:
+            results = {"machine": machine, "quick": given.quick, "results": [bench.to_json() for bench in found]}
+            given.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for bench in found:
         bench.refuse_disagreement()
 
 
-def tables(bench: Bench) -> list[Table]:
+def show(bench: Bench) -> None:
     """What was measured, and what follows from it."""
-    title = f"{bench.name}: {str(BENCHMARKS[bench.name].__doc__).splitlines()[0]} Median of {bench.repeats}."
-    measured = Table("case", "side", "seconds", "MiB", "agree", title=title, title_justify="left")
+    print(f"\n{bench.name}: {_title(BENCHMARKS[bench.name])} Median of {bench.repeats}.")
     for case in bench.cases:
+        print(f"  {case.name}: {case.agreement[0]} {case.agreement[1]:.1g}, {'agree' if case.agrees else 'DISAGREE'}")
         for side, seconds in case.seconds.items():
-            peak = f"{case.peaks[side]:.0f}" if side in case.peaks else ""
-            agree = f"{'yes' if case.agrees else '[red]NO[/]'} ({case.agreement[1]:.1g})"
-            measured.add_row(case.name, side, f"{seconds:.3g}", peak, agree)
-    figures = Table("case", "figure", "value", "bar", "goal", "")
+            peak = f"{case.peaks[side]:8.0f} MiB" if side in case.peaks else ""
+            print(f"    {side:20}{seconds:10.3g} s{peak}")
     for figure in bench.figures:
-        limits = ["" if limit is None else f"{figure.better} {limit:g}" for limit in (figure.bar, figure.goal)]
-        verdict = f"[{COLOURS[figure.verdict]}]{figure.verdict}[/]"
-        figures.add_row(figure.case, figure.name, f"{figure.value:.3g}", *limits, verdict)
-    return [measured, figures]
+        limits = [f"{figure.better} {limit:g}" for limit in (figure.bar, figure.goal) if limit is not None]
+        asked = f"  ({', '.join(limits)}: {figure.verdict})" if limits else ""
+        print(f"  {figure.value:10.3g}  {figure.case}: {figure.name}{asked}")
+
+
+def _title(function: Callable[..., None]) -> str:
+    return str(function.__doc__).splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def plain_run(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
     settings = load(wanted)
     stream = inside.build_stream(settings)
     network = inside.network_of(settings, stream)
-    save_file(inside.full_state(network), Path(folder, "start.safetensors"))
+    save_file(network.state_dict(), Path(folder, "start.safetensors"))
     seconds = textbook.run_tasks(network, stream, settings, Path(folder, "kept.safetensors"))
-    save_file(inside.full_state(network), Path(folder, "end.safetensors"))
+    save_file(network.state_dict(), Path(folder, "end.safetensors"))
     return {"seconds": sum(seconds), "whole": seconds}

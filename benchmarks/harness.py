@@ -22,8 +22,7 @@ Side = Callable[[], Any]
 """One way to do the work of a case; what it returns is compared with the other ways."""
 Agreement = tuple[str, float, float]
 """What was compared, how far apart the sides are, and how far they may be."""
-Agree = Callable[[dict[str, Any]], Agreement]
-"""From the results of all sides."""
+Agree = Callable[[dict[str, Any]], Agreement]  # from the results of all sides
 
 
 class Case(NamedTuple):
@@ -82,12 +81,9 @@ class Bench:
         """Sides in this process. Short calls are repeated for `least` seconds; 0: one call, as sides change state."""
         self.say(f"{self.name}, {name}")
         results = {side: call() for side, call in sides.items()}
-        agreement = agree(results)
-        seconds = alternate(sides, self.repeats, least)
-        peaks = {side: on_top_mb(call) for side, call in sides.items()} if memory else {}
-        known = {side: peak for side, peak in peaks.items() if peak is not None}
-        self.cases.append(Case(name, agreement, seconds, known, results))
-        return self.cases[-1]
+        agreement, seconds = agree(results), alternate(sides, self.repeats, least)
+        peaks = {side: [on_top_mb(call)] for side, call in sides.items()} if memory else {}
+        return self._enter(name, agreement, seconds, peaks, results)
 
     def measure_apart(
         self, name: str, sides: dict[str, tuple[Any, ...]], agree: Agree, sources: Mapping[str, Path] = {}
@@ -96,15 +92,20 @@ class Bench:
 
         `sources`: of sides that another package does, where that is.
         """
-        found: dict[str, list[tuple[Any, float | None]]] = {side: [] for side in sides}
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+        peaks: dict[str, list[float | None]] = {side: [] for side in sides}
         for turn, side in enumerate([*sides] * self.repeats):  # ours, textbook, ours, …: slow minutes hit all of them
             self.say(f"{self.name}, {name}: {side}, {turn + 1} of {self.repeats * len(sides)}")
-            found[side].append(run_apart(*sides[side], source=sources.get(side, SOURCE)))
-        results = {side: sorted((r for r, _ in calls), key=_seconds)[len(calls) // 2] for side, calls in found.items()}
-        seconds = {side: median(_seconds(result) for result, _ in calls) for side, calls in found.items()}
-        peaks = {side: median(peak or 0.0 for _, peak in calls) for side, calls in found.items()}
-        known = peaks if all(peaks.values()) else {}
-        self.cases.append(Case(name, agree(results), seconds, known, results))
+            result, peak = run_apart(*sides[side], source=sources.get(side, SOURCE))
+            found[side].append(result)
+            peaks[side].append(peak)
+        middle = {side: sorted(calls, key=lambda r: r["seconds"])[len(calls) // 2] for side, calls in found.items()}
+        seconds = {side: median(result["seconds"] for result in calls) for side, calls in found.items()}
+        return self._enter(name, agree(middle), seconds, peaks, middle)
+
+    def _enter(self, name: str, agreement: Agreement, seconds: Any, peaks: Any, results: dict[str, Any]) -> Case:
+        known = {side: median(values) for side, values in peaks.items() if None not in values}
+        self.cases.append(Case(name, agreement, seconds, known, results))
         return self.cases[-1]
 
     def figure(
@@ -124,17 +125,12 @@ class Bench:
         return {"name": self.name, "repeats": self.repeats, "cases": cases, "figures": figures}
 
     def refuse_disagreement(self) -> None:
-        for case in self.cases:
+        for case in [case for case in self.cases if not case.agrees]:
             what, error, tolerance = case.agreement
-            if not case.agrees:
-                raise RunError(
-                    f"{self.name}, {case.name}: the sides disagree ({what} {error:.2g}, at most {tolerance:.2g} is "
-                    "rounding); its figures mean nothing until that is mended."
-                )
-
-
-def _seconds(result: dict[str, float]) -> float:
-    return result["seconds"]
+            raise RunError(
+                f"{self.name}, {case.name}: the sides disagree ({what} {error:.2g}, at most {tolerance:.2g} is "
+                "rounding); its figures mean nothing until that is mended."
+            )
 
 
 def alternate(sides: Mapping[str, Side], repeats: int, least: float) -> dict[str, float]:
@@ -179,9 +175,7 @@ def this_machine(side: int = 2048) -> dict[str, Any]:
         torch.mm(a, b, out=target)
         taken.append(perf_counter() - start)
     rate = round(2 * side**3 / min(taken) / 1e9, 1)  # what it can do at best: bounds must not be too kind
-    cpu, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].partition(":")[2].strip() if lines else cpu
+    info = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    cpu = next((line.partition(": ")[2] for line in info if line.startswith("model name")), platform.machine())
     threads = torch.get_num_threads()
     return {"cpu": cpu, "cores": os.cpu_count(), "threads": threads, "gflops": rate, "torch": torch.__version__}

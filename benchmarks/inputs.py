@@ -91,19 +91,14 @@ def angle(u: Tensor, v: Tensor) -> float:
 
 
 def same_models(model: Path, other: Path, start: Path, tolerance: float = 1e-2) -> tuple[str, float, float]:
-    """An agreement of files or run folders."""
-    paths = [path / "model.safetensors" if path.is_dir() else path for path in (model, other, start)]
-    return "relative difference of the models' changes", change(*paths), tolerance
-
-
-def change(model: Path, other: Path, start: Path) -> float:
-    """How far two models are apart, relative to how far the second one moved from where both began.
+    """How far two models are apart, relative to how far the second one moved from where both began; files or runs.
 
     A move of less than ROUNDING of the weights counts as that much: where Φ is full nothing can move.
     """
-    ours, theirs, begin = (load_file(path) for path in (model, other, start))
-    moved = _norm(theirs[name] - begin[name] for name in begin)
-    return _norm(ours[name] - theirs[name] for name in begin) / max(moved, ROUNDING * _norm(begin.values()))
+    files = [path / "model.safetensors" if path.is_dir() else path for path in (model, other, start)]
+    ours, theirs, begin = (load_file(path) for path in files)
+    moved = max(_norm(theirs[name] - begin[name] for name in begin), ROUNDING * _norm(begin.values()))
+    return "relative difference of the models' changes", _norm(ours[n] - theirs[n] for n in begin) / moved, tolerance
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

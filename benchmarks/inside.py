@@ -15,7 +15,7 @@ from torch import Tensor
 from fedprotip.evaluation.evaluate import evaluate
 from fedprotip.evaluation.portions import draw_groups
 from fedprotip.federation.aggregate import Average
-from fedprotip.federation.client import Workspace, build_optimizer, full_state, local_batches, prepare
+from fedprotip.federation.client import Workspace, build_optimizer, local_batches
 from fedprotip.inference.route import CosineRouter
 from fedprotip.inference.ways import with_cosine
 from fedprotip.methods import create_method
@@ -31,7 +31,7 @@ from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import hand_back_memory
 from fedprotip.stream import Stream, build_stream
 
-__all__ = ["Stream", "build_stream", "draw_groups", "full_state", "hand_back_memory"]
+__all__ = ["Stream", "build_stream", "draw_groups", "hand_back_memory"]
 
 Tensors = dict[str, Tensor]
 
@@ -39,12 +39,9 @@ Tensors = dict[str, Tensor]
 def network_of(settings: Settings, stream: Stream, task: int = -1) -> Network:
     """A network as a run begins with it, with the heads of all tasks up to this one."""
     network = build_network(settings, stream.dataset.image_shape, routes=True)
-    prepare(network, stream, settings.run.seed, task)
+    for index in range(task + 1):
+        network.add_head(stream.tasks[index].classes, settings.run.seed, index)
     return network
-
-
-def optimizer_of(network: Network, settings: Settings) -> torch.optim.Optimizer:
-    return build_optimizer(settings.train, [p for p in network.parameters() if p.requires_grad])
 
 
 def batches(stream: Stream, settings: Settings, task: int, round_: int, client: int) -> Iterator[np.ndarray]:
@@ -63,7 +60,7 @@ def average(models: list[Tensors], weights: list[float]) -> Tensors:
 
 def training_step(network: Network, settings: Settings, bases: Tensors | None) -> Callable[[Hidden, Tensor], None]:
     """A step of the second task as a client makes it; without bases (of a bank) nothing is projected."""
-    optimizer = optimizer_of(network, settings)
+    optimizer = build_optimizer(settings.train, [p for p in network.parameters() if p.requires_grad])
     constraint = create_method(settings).constraint(network, bases, 1) if bases else None
     if constraint:
         constraint.__enter__()  # a round that is never left: the network goes with it

@@ -93,7 +93,7 @@ def _step(network: Network, settings: Settings, share: float, batch: int, side: 
         return call
 
     def plain(own: Network) -> Step:
-        optimizer = inside.optimizer_of(own, settings)
+        optimizer = textbook.sgd(own, settings)
         return lambda batch, labels: textbook.local_step(
             own, optimizer, F.cross_entropy(own.logits(own.embed(batch), 1), labels), dense
         )

@@ -15,18 +15,18 @@ import fedprotip
 from benchmarks import textbook
 from benchmarks.harness import Agreement, Bench
 from benchmarks.inside import Checkpoints, Tensors, move
-from benchmarks.second_task import cpu_scale
+from benchmarks.second_task import Size, cpu_scale
 
 
 class Stop(Exception):
     """Ends a run in the middle of a task."""
 
 
-def resume(bench: Bench, overrides: tuple[str, ...] = (), train: int = 500) -> None:
+def resume(bench: Bench, size: Size) -> None:
     """A checkpoint after every round, ResNet-18 at scale cpu."""
     bench.say("resume: a run that is stopped in its second task")
-    wanted, path = cpu_scale("fedprotip", bench.folder, overrides, train, 5, 3), bench.folder / "state.safetensors"
-    round_ = _stopped_run(wanted, [*overrides, "stream.tasks=2"], bench.folder / "run")
+    wanted, path = cpu_scale("fedprotip", bench.folder, size), bench.folder / "state.safetensors"
+    round_ = _stopped_run(wanted, [*size.overrides, "stream.tasks=2"], bench.folder / "run")
     mine = Checkpoints(bench.folder / "run")
     theirs = deepcopy(mine.groups)
 

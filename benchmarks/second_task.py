@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,28 +29,35 @@ WITHIN = 1.03
 """How much more seconds and memory than another checkout the present code may need."""
 
 
-def cpu_scale(
-    method: str, folder: Path, overrides: tuple[str, ...], train: int, test: int, rounds: int
-) -> dict[str, Any]:
-    """Settings of the row with α = 0.5 for one task; so many images a class, made up unless `overrides` has data."""
-    wanted = layered(protocol("table1").row(f"cifar100-a0.5-{method}").at("cpu"), {"train": {"rounds": rounds}})
+class Size(NamedTuple):
+    """Of runs whose settings can be changed."""
+
+    train: int = 500  # images per class, made up unless `overrides` names data
+    test: int = 100
+    rounds: int = 3
+    overrides: tuple[str, ...] = ()
+
+
+def cpu_scale(method: str, folder: Path, size: Size) -> dict[str, Any]:
+    """Settings of the row with α = 0.5 for one task."""
+    wanted = layered(protocol("table1").row(f"cifar100-a0.5-{method}").at("cpu"), {"train": {"rounds": size.rounds}})
     wanted["stream"] |= {"tasks": 1, "task_size": CLASSES}
-    if not any(change.startswith("data.name") for change in overrides):
-        wanted["data"] = inputs.write_dataset(folder, 2 * CLASSES, train, test, side=32)
+    if not any(change.startswith("data.name") for change in size.overrides):
+        wanted["data"] = inputs.write_dataset(folder, 2 * CLASSES, size.train, size.test, side=32)
     return wanted
 
 
-def round(bench: Bench, overrides: tuple[str, ...], train: int, test: int, rounds: int) -> None:
+def round(bench: Bench, size: Size) -> None:
     """The last round of the second task, ResNet-18 at scale cpu.
 
     It is the last one because in the first the outputs of the frozen prefix are computed.
     """
-    wanted = {method: cpu_scale(method, bench.folder, overrides, train, test, rounds) for method in METHODS}
-    base = {method: _learn(bench, method, wanted[method], overrides) for method in METHODS}
+    wanted = {method: cpu_scale(method, bench.folder, size) for method in METHODS}
+    base = {method: _learn(bench, method, wanted[method], size.overrides) for method in METHODS}
     ours, fedavg, plain = (str(bench.folder / name) for name in ("ours", "fedavg", "textbook.safetensors"))
     sides = {
         "ours": (runs.next_task, base["fedprotip"], ours, "round"),
-        "textbook": (plain_rounds, wanted["fedprotip"], [*overrides, "stream.tasks=2"], base["fedprotip"], plain),
+        "textbook": (plain_rounds, wanted["fedprotip"], [*size.overrides, "stream.tasks=2"], base["fedprotip"], plain),
         "fedavg": (runs.next_task, base["fedavg"], fedavg, "round"),
     }
     paths = Path(ours), Path(plain), Path(base["fedprotip"])
@@ -81,24 +88,20 @@ def plain_rounds(wanted: dict[str, Any], overrides: list[str], base: str, path: 
         start = perf_counter()
         textbook.load(network, textbook.train_round(network, stream, settings, bases, 1, round_))
         seconds = perf_counter() - start
-    save_file(inside.full_state(network), path)
+    save_file(network.state_dict(), path)
     return {"seconds": seconds}
 
 
-def task(bench: Bench, overrides: tuple[str, ...], train: int, test: int, rounds: int) -> None:
+def task(bench: Bench, size: Size) -> None:
     """A whole task after the first, FedProTIP against FedAvg, ResNet-18 at scale cpu."""
     folder, sides = bench.folder, {}
-    for side, method, changes in (
-        *(("ours", "fedprotip", ()), ("fedavg", "fedavg", ())),
-        ("textbook", "fedavg", ("run.cache_mb=0",)),
-    ):
-        wanted = cpu_scale(method, folder, overrides, train, test, rounds)
-        sides[side] = runs.next_task, _learn(bench, side, wanted, (*overrides, *changes)), str(folder / side)
-    paths = folder / "fedavg", folder / "textbook", folder / "base textbook"
-    case = bench.measure_apart(
-        "second task", sides, lambda _: inputs.same_models(*paths)
-    )  # the cache must change nothing
-    settings = load(cpu_scale("fedprotip", folder, overrides, train, test, rounds), [*overrides, "stream.tasks=2"])
+    for side, method in (("ours", "fedprotip"), ("textbook", "fedavg"), ("fedavg", "fedavg")):
+        overrides = (*size.overrides, "run.cache_mb=0") if side == "textbook" else size.overrides
+        base = _learn(bench, side, cpu_scale(method, folder, size), overrides)
+        sides[side] = runs.next_task, base, str(folder / side)
+    paths = folder / "fedavg", folder / "textbook", folder / "base textbook"  # the cache must change nothing
+    case = bench.measure_apart("second task", sides, lambda _: inputs.same_models(*paths))
+    settings = load(cpu_scale("fedprotip", folder, size), [*size.overrides, "stream.tasks=2"])
     bound, share = _projection(settings, sides["ours"][1])
     beside = case.seconds["fedavg"] + bound / 1e9 / bench.machine["gflops"]
     bench.figure(case, "times FedAvg with the same products and cache", case.ratio("ours", "fedavg"), "≤", 1.3, 1.1)
@@ -140,13 +143,13 @@ def _bases(run: str) -> dict[str, Tensor]:
     return {name.removeprefix("layers/"): basis for name, basis in tensors.items() if name.startswith("layers/")}
 
 
-def compare(bench: Bench, other: Path, overrides: tuple[str, ...], train: int, test: int, rounds: int) -> None:
+def compare(bench: Bench, other: Path, size: Size) -> None:
     """The second task by the present code and by that of another checkout, FedProTIP and FedAvg in turns."""
     folder, sides, sources = bench.folder, {}, {}
     for method in METHODS:
-        wanted = cpu_scale(method, folder, overrides, train, test, rounds)
+        wanted = cpu_scale(method, folder, size)
         for side, source in ((method, SOURCE), (f"{method} before", other.resolve() / "src")):
-            base, sources[side] = _learn(bench, side, wanted, overrides, source), source
+            base, sources[side] = _learn(bench, side, wanted, size.overrides, source), source
             sides[side] = runs.next_task, base, str(folder / side), bench.name
 
     def agree(results: dict[str, Any]) -> Agreement:

@@ -127,13 +127,18 @@ def train_round(
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in moving)
         training_mode(model.backbone, settings.model, task)
-        optimizer = inside.optimizer_of(model, settings)
+        optimizer = sgd(model, settings)
         for batch in inside.batches(stream, settings, task, round_, client):  # the same as ours
             images, labels = stream.train_batch(task, batch)
             logits = model.logits(model.backbone(images), task)
             local_step(model, optimizer, F.cross_entropy(logits, model.targets(labels, task)), projectors)
     states = [{name: model.get_parameter(name).detach() for name in moving} for model in models]
     return average(states, [float(len(stream.client_samples(task, client))) for client in clients])
+
+
+def sgd(network: Network, settings: Settings) -> torch.optim.Optimizer:
+    train, moving = settings.train, [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(moving, train.lr, train.momentum, weight_decay=train.weight_decay)
 
 
 def present(stream: Stream, task: int) -> list[int]:

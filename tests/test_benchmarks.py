@@ -10,7 +10,8 @@ import benchmarks.__main__ as command
 from benchmarks import apart, harness, runs, second_task
 from benchmarks.extract import find_columns
 from benchmarks.harness import CLEAR, Bench, Case, Figure, alternate, on_top_mb, this_machine
-from benchmarks.inputs import angle, change
+from benchmarks.inputs import angle, same_models
+from benchmarks.second_task import Size
 from fedprotip import RunError, UsageError
 from fedprotip.federation.aggregate import Average
 from fedprotip.inference.ways import Vote
@@ -26,12 +27,12 @@ TINY = {
     "project": {"shares": (0.1, 0.75), "batch": 4, "side": 8, "model": MODEL},
     "merge": {"clients": (3,), "d": 48, "rank": 4, "shared": 16, "earlier": 8},
     "average": {"clients": (3,), "model": MODEL},
-    "round": {"train": 4, "test": 2, "rounds": 2, "overrides": RUN},
-    "task": {"train": 4, "test": 2, "rounds": 1, "overrides": RUN},
+    "round": {"size": Size(4, 2, 2, RUN)},
+    "task": {"size": Size(4, 2, 1, RUN)},
     "evaluate": {"tasks": 2, "images": 3, "side": 8, "clients": 3, "directions": 3, "model": MODEL},
     "clients": {"clients": (3, 6), "width": 16, "samples": 24},
     "tasks": {"tasks": 4, "rounds": 2, "epochs": 2, "window": 2, "width": 16, "train": 6, "test": 3},
-    "resume": {"train": 4, "overrides": RUN},
+    "resume": {"size": Size(4, 5, 3, RUN)},
 }
 SMALL_MACHINE = this_machine(side=64)
 
@@ -180,7 +181,6 @@ def call(bench, monkeypatch, capsys):
     """`python -m benchmarks …` in this process, every benchmark in its tiny size: (exit code, stdout, stderr)."""
     monkeypatch.setattr(command, "QUICK", TINY)
     monkeypatch.setattr(command, "this_machine", lambda: SMALL_MACHINE)
-    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments):
         code = 0
@@ -196,8 +196,9 @@ def call(bench, monkeypatch, capsys):
 
 def test_tables_and_json(call, tmp_path):
     code, out, err = call("average", "project", "--json", tmp_path / "results.json")
-    assert (code, err) == (0, "")
-    for text in ("gflops", "alone, r/d 0.1", "≥ 8", "≤ 1.2", "≤ 25", "≤ 10", "yes ("):
+    assert code == 0
+    assert "project, step, r/d 0.1" in err
+    for text in ("gflops", "alone, r/d 0.1: largest", "(≥ 8: ", "(≤ 1.2: ", "(≤ 25, ≤ 10: ", ", agree\n"):
         assert text in out
     found = json.loads((tmp_path / "results.json").read_text())
     assert (found["machine"], found["quick"]) == (SMALL_MACHINE, True)
@@ -211,7 +212,7 @@ def test_tables_and_json(call, tmp_path):
 def test_a_disagreement_is_one_sentence_and_fails(call, monkeypatch):
     monkeypatch.setattr(*WRONG["project"])
     code, out, _ = call("project")
-    assert "NO" in out
+    assert "DISAGREE" in out
     assert code.startswith("benchmarks: project, alone, r/d 0.1: the sides disagree")
     assert len(code.splitlines()) == 1
 
@@ -283,5 +284,5 @@ def test_models_are_compared_by_how_far_they_moved(tmp_path):
     paths = [tmp_path / name for name in "abc"]
     for path, value in zip(paths, (1.3, 1.2, 1.0), strict=True):
         save_file({"w": torch.tensor([value])}, path)
-    assert change(*paths) == pytest.approx(0.5, rel=1e-4)
-    assert change(paths[2], paths[2], paths[2]) == 0.0
+    assert same_models(*paths)[1] == pytest.approx(0.5, rel=1e-4)
+    assert same_models(paths[2], paths[2], paths[2])[1] == 0.0
