@@ -44,6 +44,10 @@ def network_of(settings: Settings, stream: Stream, task: int = -1) -> Network:
     return network
 
 
+def optimizer_of(network: Network, settings: Settings) -> torch.optim.Optimizer:
+    return build_optimizer(settings.train, [p for p in network.parameters() if p.requires_grad])
+
+
 def batches(stream: Stream, settings: Settings, task: int, round_: int, client: int) -> Iterator[np.ndarray]:
     """The samples of every step of a client in one round."""
     rng = numpy_stream(settings.run.seed, "batches", task, round_, client)
@@ -60,7 +64,7 @@ def average(models: list[Tensors], weights: list[float]) -> Tensors:
 
 def training_step(network: Network, settings: Settings, bases: Tensors | None) -> Callable[[Hidden, Tensor], None]:
     """A step of the second task as a client makes it; without bases (of a bank) nothing is projected."""
-    optimizer = build_optimizer(settings.train, [p for p in network.parameters() if p.requires_grad])
+    optimizer = optimizer_of(network, settings)
     constraint = create_method(settings).constraint(network, bases, 1) if bases else None
     if constraint:
         constraint.__enter__()  # a round that is never left: the network goes with it

@@ -93,10 +93,8 @@ def _step(network: Network, settings: Settings, share: float, batch: int, side: 
         return call
 
     def plain(own: Network) -> Step:
-        optimizer = textbook.sgd(own, settings)
-        return lambda batch, labels: textbook.local_step(
-            own, optimizer, F.cross_entropy(own.logits(own.embed(batch), 1), labels), dense
-        )
+        optimizer, loss = inside.optimizer_of(own, settings), F.cross_entropy
+        return lambda x, y: textbook.local_step(own, optimizer, loss(own.logits(own.embed(x), 1), y), dense)
 
     return {
         "ours": side_of(lambda own: inside.training_step(own, settings, bank.to_tensors())),

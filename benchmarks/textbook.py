@@ -6,6 +6,7 @@ own, and every mode of evaluation makes its own pass. The benchmarks run these f
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -127,18 +128,13 @@ def train_round(
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in moving)
         training_mode(model.backbone, settings.model, task)
-        optimizer = sgd(model, settings)
+        optimizer = inside.optimizer_of(model, settings)
         for batch in inside.batches(stream, settings, task, round_, client):  # the same as ours
             images, labels = stream.train_batch(task, batch)
             logits = model.logits(model.backbone(images), task)
             local_step(model, optimizer, F.cross_entropy(logits, model.targets(labels, task)), projectors)
     states = [{name: model.get_parameter(name).detach() for name in moving} for model in models]
     return average(states, [float(len(stream.client_samples(task, client))) for client in clients])
-
-
-def sgd(network: Network, settings: Settings) -> torch.optim.Optimizer:
-    train, moving = settings.train, [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return torch.optim.SGD(moving, train.lr, train.momentum, weight_decay=train.weight_decay)
 
 
 def present(stream: Stream, task: int) -> list[int]:
@@ -172,9 +168,16 @@ def evaluate(
 ) -> dict[str, list[float]]:
     """Accuracy (%) of every task so far: task known, all heads, and task found from one sample or a group of 64."""
     network.eval()
-    tasks = range(seen + 1)
-    result = {"aware": [aware(network, stream, task, settings) for task in tasks]}
-    result["agnostic"] = [agnostic(network, stream, task, settings) for task in tasks]
+    tasks, every = range(seen + 1), torch.tensor([label for labels in network.labels for label in labels])
+
+    def aware(task: int, images: Tensor) -> Tensor:
+        return torch.tensor(network.labels[task])[network.logits(network.backbone(images), task).argmax(1)]
+
+    def agnostic(images: Tensor) -> Tensor:
+        return every[network(images).argmax(1)]
+
+    result = {"aware": [accuracy(stream, task, settings, partial(aware, task)) for task in tasks]}
+    result["agnostic"] = [accuracy(stream, task, settings, agnostic) for task in tasks]
     if router:
         both = [routed(network, stream, router, task, settings) for task in tasks]
         result |= {"single": [single for single, _ in both], "batch64": [group for _, group in both]}
@@ -187,21 +190,9 @@ def test_batches(stream: Stream, task: int, settings: Settings) -> Iterator[tupl
         yield stream.test_batch(task, indices[start : start + size])
 
 
-def aware(network: Network, stream: Stream, task: int, settings: Settings) -> float:
-    """The head of the true task answers."""
-    right = []
-    for images, labels in test_batches(stream, task, settings):
-        answers = network.logits(network.backbone(images), task).argmax(1)
-        right.append(answers == network.targets(labels, task))
-    return percent(torch.cat(right))
-
-
-def agnostic(network: Network, stream: Stream, task: int, settings: Settings) -> float:
-    """The largest output of all heads answers."""
-    names, right = torch.tensor([label for labels in network.labels for label in labels]), []
-    for images, labels in test_batches(stream, task, settings):
-        right.append(names[network(images).argmax(1)] == labels)
-    return percent(torch.cat(right))
+def accuracy(stream: Stream, task: int, settings: Settings, answer: Callable[[Tensor], Tensor]) -> float:
+    """`answer`: from images to labels."""
+    return percent(torch.cat([answer(images) == labels for images, labels in test_batches(stream, task, settings)]))
 
 
 def routed(
