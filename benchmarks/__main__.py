@@ -18,6 +18,7 @@ from benchmarks import evaluate, extract, growth, merging, project, resume, seco
 from benchmarks.harness import Bench, this_machine
 from benchmarks.second_task import Size
 from fedprotip import FedprotipError
+from fedprotip.errors import nearest
 
 _ALL = (extract.extract, project.project, merging.merge, merging.average, second_task.round, second_task.task)
 BENCHMARKS: dict[str, Callable[..., None]] = {
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         "python -m benchmarks", epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", choices=[*BENCHMARKS, []], help="benchmarks; without, all")
+    add("names", nargs="*", metavar="NAME", help="benchmarks; without, all")
     add("--quick", action="store_true", help="smaller inputs, under a minute each; too small for the bars")
     add("--repeats", type=int, metavar="N", help="how often sides take turns")
     add("--json", type=Path, metavar="FILE", help="write the results there too")
@@ -56,6 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--against", type=Path, metavar="CHECKOUT", help="round and task beside the code of another checkout")
     given = parser.parse_args(arguments)
     names: list[str] = given.names or list(COMPARED if given.against else BENCHMARKS)
+    for name in set(names) - set(BENCHMARKS):
+        parser.error(f"{name!r} is not a benchmark; {nearest(name, BENCHMARKS)}.")
     if given.data:
         given.set += ["data.name=cifar100", f"data.root={json.dumps(str(given.data))}"]
     if given.against and not set(names) <= set(COMPARED):

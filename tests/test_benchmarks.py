@@ -220,7 +220,7 @@ def test_a_disagreement_is_one_sentence_and_fails(call, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["extrakt"], "invalid choice: 'extrakt'"),
+        (["extrakt"], "'extrakt' is not a benchmark; did you mean 'extract'."),
         (["merge", "--set", "train.lr=1"], "--data and --set are for round, task, resume"),
         (["merge", "--against", "."], "--against is for round and task"),
     ],
