@@ -6,6 +6,7 @@ own, and every mode of evaluation makes its own pass. The benchmarks run these f
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -14,15 +15,13 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedprotip.evaluation.portions import draw_groups
-from fedprotip.federation.client import build_optimizer, local_batches
+from benchmarks import inside
+from benchmarks.inside import Stream
 from fedprotip.inference.route import CosineRouter
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.norms import training_mode
-from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
-from fedprotip.stream import Stream
 
 DEPENDENT = 1e-3
 """Directions that lie this close to what is there already are rounding."""
@@ -121,7 +120,7 @@ def train_round(
     network: Network, stream: Stream, settings: Settings, bases: Mapping[str, Tensor], task: int, round_: int
 ) -> dict[str, Tensor]:
     """One round from `network`: a model for every client, all in memory; the average of what moves."""
-    clients = [client for client in stream.clients(task) if len(stream.client_samples(task, client))]
+    clients = present(stream, task)
     moving = moving_names(network, settings, bases, task)
     projectors = {name: dense_projector(phi) for name, phi in bases.items()}
     models = [deepcopy(network) for _ in clients]
@@ -129,14 +128,18 @@ def train_round(
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in moving)
         training_mode(model.backbone, settings.model, task)
-        optimizer = build_optimizer(settings.train, [p for p in model.parameters() if p.requires_grad])
-        rng = numpy_stream(settings.run.seed, "batches", task, round_, client)  # the same batches as ours
-        for batch in local_batches(stream.client_samples(task, client), settings.train, rng):
+        optimizer = inside.optimizer_of(model, settings)
+        for batch in inside.batches(stream, settings, task, round_, client):  # the same as ours
             images, labels = stream.train_batch(task, batch)
             logits = model.logits(model.backbone(images), task)
             local_step(model, optimizer, F.cross_entropy(logits, model.targets(labels, task)), projectors)
     states = [{name: model.get_parameter(name).detach() for name in moving} for model in models]
     return average(states, [float(len(stream.client_samples(task, client))) for client in clients])
+
+
+def present(stream: Stream, task: int) -> list[int]:
+    """Clients with data of a task."""
+    return [client for client in stream.clients(task) if len(stream.client_samples(task, client))]
 
 
 def moving_names(network: Network, settings: Settings, bases: Mapping[str, Tensor], task: int) -> list[str]:
@@ -150,10 +153,10 @@ def moving_names(network: Network, settings: Settings, bases: Mapping[str, Tenso
 
 
 def load(network: Network, state: Mapping[str, Tensor]) -> None:
-    """Overwrite parameters by name."""
-    with torch.no_grad():
-        for name, tensor in state.items():
-            network.get_parameter(name).copy_(tensor)
+    """Overwrite parameters and buffers by name."""
+    own = network.state_dict()
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
 
 
 # Evaluation: a pass for every mode
@@ -165,12 +168,18 @@ def evaluate(
 ) -> dict[str, list[float]]:
     """Accuracy (%) of every task so far: task known, all heads, and task found from one sample or a group of 64."""
     network.eval()
-    modes = {"aware": aware, "agnostic": agnostic}
-    result = {
-        mode: [score(network, stream, task, settings) for task in range(seen + 1)] for mode, score in modes.items()
-    }
+    tasks, every = range(seen + 1), torch.tensor([label for labels in network.labels for label in labels])
+
+    def aware(task: int, images: Tensor) -> Tensor:
+        return torch.tensor(network.labels[task])[network.logits(network.backbone(images), task).argmax(1)]
+
+    def agnostic(images: Tensor) -> Tensor:
+        return every[network(images).argmax(1)]
+
+    result = {"aware": [accuracy(stream, task, settings, partial(aware, task)) for task in tasks]}
+    result["agnostic"] = [accuracy(stream, task, settings, agnostic) for task in tasks]
     if router:
-        both = [routed(network, stream, router, task, settings) for task in range(seen + 1)]
+        both = [routed(network, stream, router, task, settings) for task in tasks]
         result |= {"single": [single for single, _ in both], "batch64": [group for _, group in both]}
     return result
 
@@ -181,21 +190,9 @@ def test_batches(stream: Stream, task: int, settings: Settings) -> Iterator[tupl
         yield stream.test_batch(task, indices[start : start + size])
 
 
-def aware(network: Network, stream: Stream, task: int, settings: Settings) -> float:
-    """The head of the true task answers."""
-    right = []
-    for images, labels in test_batches(stream, task, settings):
-        answers = network.logits(network.backbone(images), task).argmax(1)
-        right.append(answers == network.targets(labels, task))
-    return percent(torch.cat(right))
-
-
-def agnostic(network: Network, stream: Stream, task: int, settings: Settings) -> float:
-    """The largest output of all heads answers."""
-    names, right = torch.tensor([label for labels in network.labels for label in labels]), []
-    for images, labels in test_batches(stream, task, settings):
-        right.append(names[network(images).argmax(1)] == labels)
-    return percent(torch.cat(right))
+def accuracy(stream: Stream, task: int, settings: Settings, answer: Callable[[Tensor], Tensor]) -> float:
+    """`answer`: from images to labels."""
+    return percent(torch.cat([answer(images) == labels for images, labels in test_batches(stream, task, settings)]))
 
 
 def routed(
@@ -207,18 +204,14 @@ def routed(
     for images, labels in test_batches(stream, task, settings):
         features = network.backbone(images)
         energies.append(torch.stack([(features @ p).square().sum(1) for p in projectors], dim=1))
-        by_head = [torch.tensor(known)[head(features).argmax(1)] for known, head in heads(network)]
+        pairs = zip(network.labels, network.heads, strict=True)
+        by_head = [torch.tensor(known)[head(features).argmax(1)] for known, head in pairs]
         right.append(torch.stack(by_head, dim=1) == labels[:, None])
     energy, answers = torch.cat(energies), torch.cat(right)
     alone = [answers[i, vote(energy[i].sqrt(), router)] for i in range(len(energy))]
-    together = []
-    for group in draw_groups(task, len(energy), settings):
-        together.append(answers[group, vote(energy[group].mean(0).sqrt(), router)])
+    groups = inside.draw_groups(task, len(energy), settings)
+    together = [answers[group, vote(energy[group].mean(0).sqrt(), router)] for group in groups]
     return percent(torch.stack(alone)), percent(torch.cat(together))
-
-
-def heads(network: Network) -> list[tuple[tuple[int, ...], nn.Module]]:
-    return list(zip(network.labels, network.heads, strict=True))
 
 
 def vote(relevance: Tensor, router: CosineRouter) -> int:
@@ -246,11 +239,7 @@ def run_tasks(network: Network, stream: Stream, settings: Settings, path: Path) 
         for round_ in range(settings.train.rounds):
             load(network, train_round(network, stream, settings, bases, task, round_))
         network.eval()
-        sent = [
-            client_bases(network, stream, settings, bases, task, client)
-            for client in stream.clients(task)
-            if len(stream.client_samples(task, client))
-        ]
+        sent = [client_bases(network, stream, settings, bases, task, client) for client in present(stream, task)]
         for name in sent[0]:
             phi = bases.get(name, sent[0][name][:, :0])
             merged = merge_union([one[name] for one in sent], phi).float()
@@ -267,8 +256,11 @@ def run_tasks(network: Network, stream: Stream, settings: Settings, path: Path) 
 
 def save_groups(groups: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
     """All tensors in one file, everything anew each time."""
-    flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-    save_file({name: tensor.detach().contiguous().clone() for name, tensor in flat.items()}, path)
+    save_file({name: tensor.detach().contiguous().clone() for name, tensor in flat(groups).items()}, path)
+
+
+def flat(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
 
 def client_bases(
