@@ -15,10 +15,11 @@ from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
 from fedprotip.federation.client import build_optimizer
 from fedprotip.methods import create_method
-from fedprotip.methods.base import Knowledge
+from fedprotip.methods.base import Constraint, Knowledge
 from fedprotip.models import Network
 from fedprotip.models.capture import Layer
 from fedprotip.models.prefix import still_prefix
+from fedprotip.models.products import by_products
 from fedprotip.models.steps import Hidden, run_steps
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import Settings, load
@@ -135,21 +136,19 @@ def _our_step(
 ) -> Side:
     """A step as a client makes it; without knowledge nothing is projected."""
     optimizer = build_optimizer(settings.train, [p for p in network.parameters() if p.requires_grad])
-    constraint = create_method(settings).constraint(network, knowledge, 1) if knowledge else None
-    if constraint:
-        constraint.__enter__()  # a round that is never left: the network goes with it
+    constraint = (knowledge and create_method(settings).constraint(network, knowledge, 1)) or Constraint()
+    constraint.__enter__()  # a round that is never left: the network goes with it
     changes = _changes(network)
 
     def step() -> Callable[[], dict[str, Tensor]]:
-        loss = F.cross_entropy(network.logits(network.embed(hidden), 1), labels)
-        optimizer.zero_grad()
-        loss.backward()
+        with by_products(network.backbone, constraint.columns):
+            loss = F.cross_entropy(network.logits(network.embed(hidden), 1), labels)
+            optimizer.zero_grad()
+            loss.backward()
         with torch.no_grad():
-            if constraint:
-                constraint.before_step()
+            constraint.before_step()
             optimizer.step()
-            if constraint:
-                constraint.after_step()
+            constraint.after_step()
         return changes
 
     return step

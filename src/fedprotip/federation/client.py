@@ -1,7 +1,6 @@
 """A client: trains on its own samples, and summarises them at the end of a task."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from inspect import signature
 from itertools import chain, count, islice
 from typing import Any
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 from fedprotip.errors import UsageError, nearest
 from fedprotip.federation.wire import Wire
 from fedprotip.messages import Message
-from fedprotip.methods.base import ClientTask, Knowledge, Method
+from fedprotip.methods.base import ClientTask, Constraint, Knowledge, Method
 from fedprotip.methods.parts import statistics
 from fedprotip.models import Network
 from fedprotip.models.batches import pieces
 from fedprotip.models.norms import moving_norms, training_mode
 from fedprotip.models.prefix import PrefixCache, still_prefix
+from fedprotip.models.products import by_products
 from fedprotip.models.steps import channels_last
 from fedprotip.seeds import ambient_stream, numpy_stream, torch_stream
 from fedprotip.settings import Settings, TrainSettings
@@ -64,9 +64,10 @@ class Workspace:
         rng = numpy_stream(self.settings.run.seed, "batches", self.task, round_, client)
         chance = torch_stream(self.settings.run.seed, "augment", self.task, round_, client)
         optimizer = build_optimizer(train, [network.get_parameter(name) for name in network.moving])
-        constraint = self.method.constraint(network, self.knowledge, self.task)
+        constraint = self.method.constraint(network, self.knowledge, self.task) or Constraint()
         losses: list[Tensor] = []
-        with ambient_stream(self.settings.run.seed, "train", self.task, round_, client), constraint or nullcontext():
+        ambient = ambient_stream(self.settings.run.seed, "train", self.task, round_, client)
+        with ambient, constraint, by_products(network.backbone, constraint.columns):
             still = still_prefix(network, self.settings, self.task)
             training_mode(network.backbone, self.settings.model, self.task, still)
             batches = local_batches(samples, train, rng)
@@ -79,11 +80,9 @@ class Workspace:
                 optimizer.zero_grad()
                 loss.backward()
                 with torch.no_grad():
-                    if constraint:
-                        constraint.before_step()
+                    constraint.before_step()
                     optimizer.step()
-                    if constraint:
-                        constraint.after_step()
+                    constraint.after_step()
                 losses.append(loss.detach())
         network.backbone.eval()
         wire = Wire(self.settings, self.method, network, self.knowledge, self.task)

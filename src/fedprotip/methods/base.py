@@ -12,15 +12,15 @@ class Mine(Method):
         return super().loss(network, inputs, labels, task) + ...
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedprotip.errors import UsageError
 from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference
@@ -30,6 +30,7 @@ from fedprotip.models.batches import pieces
 from fedprotip.models.capture import Layer
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.products import OtherColumns
 from fedprotip.models.steps import Inputs
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
@@ -101,6 +102,9 @@ class Exchange:
 
 class Constraint:
     """Runs around every optimiser step of a client, and is a context for one round; where projection lives."""
+
+    columns: Mapping[nn.Parameter, OtherColumns] = MappingProxyType({})
+    """Weight → columns that its gradient is taken from instead of those of its inputs (`models.products`)."""
 
     def __enter__(self) -> "Constraint":
         return self

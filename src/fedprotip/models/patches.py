@@ -60,7 +60,7 @@ def count_columns(module: nn.Module, inputs: Tensor) -> int:
     if isinstance(module, nn.Linear):
         return inputs.numel() // inputs.shape[-1]
     assert isinstance(module, nn.Conv2d)
-    rows, cols = _map_size(module, _sources(module, inputs))
+    rows, cols = _map_size(module, inputs)
     return len(inputs) * rows * cols
 
 
@@ -70,7 +70,7 @@ def some_columns(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
         return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
     assert isinstance(module, nn.Conv2d)
     sources = _sources(module, inputs)
-    rows, cols = _map_size(module, sources)
+    rows, cols = _map_size(module, inputs)
     image, row, col = chosen // (rows * cols), chosen // cols % rows, chosen % cols
     y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
     x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
@@ -131,10 +131,10 @@ def _padded(inputs: Tensor, sides: tuple[int, ...], mode: str) -> Tensor:
     return F.pad(inputs, sides, mode="constant" if mode == "zeros" else mode)
 
 
-def _map_size(module: nn.Conv2d, padded: Tensor) -> tuple[int, int]:
+def _map_size(module: nn.Conv2d, inputs: Tensor) -> tuple[int, int]:
     """Output positions of a convolution along both axes."""
-    rows, cols = (
-        (padded.shape[axis - 2] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
-        for axis in (0, 1)
-    )
+    left, right, top, bottom = module._reversed_padding_repeated_twice
+    sizes = (inputs.shape[-2] + top + bottom, inputs.shape[-1] + left + right)
+    read = (module.dilation[axis] * (module.kernel_size[axis] - 1) + 1 for axis in (0, 1))
+    rows, cols = ((size - taps) // step + 1 for size, taps, step in zip(sizes, read, module.stride, strict=True))
     return rows, cols
