@@ -10,7 +10,6 @@ from torch import nn
 from fedprotip.federation.client import build_optimizer
 from fedprotip.methods.parts.projection import ProjectUpdate, linear_decay
 from fedprotip.models.capture import find_layers
-from fedprotip.models.patches import along
 from fedprotip.models.products import by_products
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
@@ -96,18 +95,6 @@ def test_projected_inputs_give_the_update_that_projected_weights_give(layer, tra
     assert (by_weight - before).norm() > 1e-3
     assert torch.allclose(by_inputs, by_weight, atol=1e-11)
     assert leak(by_inputs - before, phi) <= 1e-12
-
-
-def test_a_basis_laid_over_a_small_map_is_used_and_bounded(monkeypatch):
-    calls = []
-    monkeypatch.setattr("fedprotip.methods.parts.projection.along", lambda *given: calls.append(1) or along(*given))
-    one_round(LAYERS["small map"], {}, 0.3, True)
-    assert len(calls) == 6
-    one_round(LAYERS["stride"], {}, 0.3, True)
-    assert len(calls) == 6  # 25 pixels, 9 taps
-    monkeypatch.setattr("fedprotip.methods.parts.projection.LAID", 3 * 4 * 4 * int(0.3 * 27) - 1)
-    one_round(LAYERS["small map"], {}, 0.3, True)
-    assert len(calls) == 6
 
 
 @pytest.mark.parametrize("layer", ["linear", "stride", "small map"])

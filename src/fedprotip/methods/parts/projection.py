@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 from fedprotip.methods.base import Constraint
 from fedprotip.models.capture import Layer
-from fedprotip.models.patches import all_columns, along, count_columns, geometry, spread
+from fedprotip.models.patches import all_columns, coordinates, count_columns
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
-
-LAID = 2**23
-"""Numbers that a layer's basis may have when laid out over a small map (32 MiB in float32), kept as long as anchors."""
 
 
 def linear_decay(train: TrainSettings) -> float | None:
@@ -99,24 +96,13 @@ class _Guard:
 
     def __call__(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """P·A (d, n) for the columns A of a call."""
-        projector, laid = self._projector, self._laid(module, inputs)
-        if laid is None:
-            return projector.columns(all_columns(module, inputs))
-        basis = projector.basis
-        known = along(laid, inputs, basis.shape[1])
-        return basis @ known if projector.is_complement else all_columns(module, inputs).addmm_(basis, known, alpha=-1)
-
-    def _laid(self, module: nn.Module, inputs: Tensor) -> Tensor | None:
-        """The basis over an input map smaller than the kernel, made once: A is longer than the map. Else None."""
-        basis, size = self._projector.basis, inputs.shape[1:]
-        if not isinstance(module, nn.Conv2d) or size[1] * size[2] >= len(basis) // size[0]:
-            return None
-        laid, key = self._anchored.laid, geometry(module, inputs)
-        if key not in laid:
-            if not 0 < size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] <= LAID:
-                return None
-            laid[key] = spread(module, inputs, basis)
-        return laid[key]
+        if not isinstance(module, nn.Conv2d):
+            return self._projector.columns(all_columns(module, inputs))
+        basis = self._projector.basis
+        known = coordinates(module, inputs, basis)
+        if self._projector.is_complement:
+            return basis @ known
+        return all_columns(module, inputs).addmm_(basis, known, alpha=-1)
 
 
 class ProjectGradient(Constraint):
