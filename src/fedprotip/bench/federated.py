@@ -1,12 +1,10 @@
 """Runs of the benchmarks: the CIFAR-100 row of `fedprotip reproduce table1 --scale cpu`, one task and one more."""
 
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,7 +13,9 @@ from fedprotip import api
 from fedprotip.bench import inputs
 from fedprotip.paper.protocols import layered, protocol
 from fedprotip.settings import Settings, load
+from fedprotip.store.events import Event
 from fedprotip.store.folder import is_run
+from fedprotip.store.records import read_ledger
 
 ROUNDING = 1e-5
 CLASSES = 10
@@ -56,7 +56,7 @@ class Watch:
     phases: dict[str, float] = field(default_factory=dict)
     rounds: list[float] = field(default_factory=list)
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         if event["event"] == "start":
             self.start = perf_counter()
         elif event["event"] == "round" and event["task"] == self.task:
@@ -76,9 +76,8 @@ def next_task(base: Path, path: Path) -> tuple[Watch, Path]:
 
 def sizes(run: Path, kind: str, task: int, directions: tuple[str, ...] = ("up", "down")) -> list[int]:
     """Bytes of every message of a kind in a task."""
-    lines = map(json.loads, (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines())
-    found = (line for line in lines if line["kind"] == kind and line["task"] == task)
-    return [line["bytes"] for line in found if line["direction"] in directions]
+    found = (line for line in read_ledger(run / "ledger.jsonl") if (line.kind, line.task) == (kind, task))
+    return [line.bytes for line in found if line.direction in directions]
 
 
 def bases_of(run: Path) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from fedprotip import api
 from fedprotip.bench import federated, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, RunSize, Side, Target, row
 from fedprotip.settings import load
+from fedprotip.store.events import Event
 from fedprotip.store.files import ClientStore, Tensors
 from fedprotip.store.folder import RunFolder, is_run
 
@@ -63,7 +64,7 @@ def _prepare(size: ResumeSize, folder: Path) -> None:
     settings = federated.cpu_scale(size.method, folder, (size.train, 5), 3, size.overrides)
     watch = federated.Watch(task=1)
 
-    def stop(event: dict[str, Any]) -> None:
+    def stop(event: Event) -> None:
         if event["event"] == "round" and (event["task"], event["round"]) == (1, 2):
             raise Stop
 

@@ -16,6 +16,7 @@ from fedprotip.federation.client import full_state
 from fedprotip.models import build_network
 from fedprotip.paper.anchors import EPOCHS, rounds
 from fedprotip.settings import Settings, load
+from fedprotip.store.events import Event
 from fedprotip.store.files import size_of
 from fedprotip.stream import build_stream
 
@@ -119,7 +120,7 @@ class Growth:
         self.kept: list[int] = []
         self.saved: list[int] = []
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         if event["event"] != "task":
             return
         if self.kept:
@@ -132,7 +133,7 @@ class Growth:
     def weigh(self) -> None:
         self.saved.append(sum(path.stat().st_size for path in self._checkpoints.rglob("*") if path.is_file()))
 
-    def _shared(self, event: dict[str, Any]) -> int:
+    def _shared(self, event: Event) -> int:
         """Bytes of model and heads, bases, references and class statistics after a task."""
         tasks, width, clients = event["task"] + 1, self._settings.model.width, self._settings.clients.count
         model = 4 * ((64 + 1) * width + (width + 1) * width + tasks * 2 * (width + 1))

@@ -1,20 +1,22 @@
 """What a run writes down as it goes: events, the ledger of all messages, seconds, checkpoints."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 from fedprotip.federation.server import Progress, Server
-from fedprotip.messages import Message
+from fedprotip.messages import BadMessage, Message
+from fedprotip.store.events import Event, Failure, Observer, Withheld
 from fedprotip.store.files import ClientStore, Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import peak_rss_mb
+from fedprotip.store.records import LedgerLine, Line
 
 MOST_REASONS = 50
 """Different reasons of failures that are counted one by one; all are in events.jsonl."""
-
-Observer = Callable[[dict[str, Any]], None]
+MOST_CLASSES = 10**6
+"""What a client may at most say it left out."""
 
 
 class Journal:
@@ -22,10 +24,9 @@ class Journal:
 
     def __init__(self, folder: RunFolder, store: ClientStore, observers: list[Observer]) -> None:
         self._folder, self._store, self._observers = folder, store, observers
-        self._lines: dict[str, list[dict[str, Any]]] = {"events.jsonl": [], "ledger.jsonl": []}
+        self._lines: dict[str, list[Line]] = {"events.jsonl": [], "ledger.jsonl": []}
 
-    def event(self, name: str, **fields: Any) -> None:
-        record = {"event": name, **fields}
+    def event(self, record: Event) -> None:
         self._lines["events.jsonl"].append(record)
         for observer in self._observers:
             observer(record)
@@ -33,7 +34,7 @@ class Journal:
     def message(
         self,
         progress: Progress,
-        direction: str,
+        direction: Literal["up", "down"],
         client: int,
         task: int,
         round_: int | None,
@@ -41,28 +42,36 @@ class Journal:
         rejected: str = "",
     ) -> None:
         """Enter one message into the ledger; totals count everything that was sent, used or not."""
-        size = message.nbytes
-        totals = progress.bytes[direction]
-        totals[message.kind] = totals.get(message.kind, 0) + size
-        self._lines["ledger.jsonl"].append(
-            {
-                "task": task,
-                "round": round_,
-                "client": client,
-                "direction": direction,
-                "kind": message.kind,
-                "bytes": size,
-                "status": "rejected" if rejected else "ok",
-                "reason": rejected,
-            }
+        line = LedgerLine(
+            task=task,
+            round=round_,
+            client=client,
+            direction=direction,
+            kind=message.kind,
+            bytes=message.nbytes,
+            status="rejected" if rejected else "ok",
+            reason=rejected,
         )
+        self._lines["ledger.jsonl"].append(line)
+        totals = progress.bytes[direction]
+        totals[line.kind] = totals.get(line.kind, 0) + line.bytes
 
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
         """A client was left out: say so and count it."""
-        progress.last_failure = reason
-        counted = reason if reason in progress.failures or len(progress.failures) < MOST_REASONS else "other reasons"
+        record = Failure(task=task, round=round_, client=client, reason=reason)
+        known = record.reason in progress.failures or len(progress.failures) < MOST_REASONS
+        counted = record.reason if known else "other reasons"
         progress.failures[counted] = progress.failures.get(counted, 0) + 1
-        self.event("failure", task=task, round=round_, client=client, reason=reason)
+        progress.last_failure = record.reason
+        self.event(record)
+
+    def withheld(self, client: int, task: int, message: Message) -> None:
+        """Note how many classes a client says it left out of its message; BadMessage where that is no such number."""
+        classes = message.meta.get("withheld", 0)
+        if type(classes) is not int or not 0 <= classes <= MOST_CLASSES:
+            raise BadMessage("withheld is not a number of classes")
+        if classes:
+            self.event(Withheld(task=task, client=client, kind=message.kind, classes=classes))
 
     @contextmanager
     def phase(self, progress: Progress, name: str) -> Iterator[None]:
@@ -76,7 +85,7 @@ class Journal:
     def flush(self) -> None:
         """Write the lines so far; a resume cuts off those that no checkpoint covers."""
         for log, lines in self._lines.items():
-            self._folder.append(log, lines)
+            self._folder.append(log, (line.plain() for line in lines))
             lines.clear()
 
     def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:

@@ -23,6 +23,8 @@ from fedprotip.federation.journal import Journal
 from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.parts.statistics import START
+from fedprotip.store.events import Absent, RoundDone, TaskDone
+from fedprotip.store.records import finite
 
 PATIENCE = 3
 """Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""
@@ -42,7 +44,7 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
         before = dict(progress.seconds)
         absent = sorted(set(active) - set(present))
         if absent and progress.round == 0:
-            journal.event("absent", task=task, clients=absent, reason="no data of this task")
+            journal.event(Absent(task=task, clients=absent, reason="no data of this task"))
 
         if settings.train.head_start == "closed" and progress.round == 0:
             with journal.phase(progress, "start"):
@@ -68,7 +70,7 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.knowledge)
-        journal.event("task", task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims)
+        journal.event(TaskDone(task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims))
         progress.task, progress.round = task + 1, 0
         journal.checkpoint(server, probe.tensors() if probe else {})
 
@@ -95,8 +97,8 @@ def train_round(
     if average:
         server.apply(average)
     server.progress.barren = 0 if average else server.progress.barren + 1
-    loss = sum(losses) / len(losses) if losses else None
-    journal.event("round", task=task, round=round_, loss=loss, clients=len(losses), seconds=perf_counter() - started)
+    loss, seconds = finite(sum(losses) / len(losses)) if losses else None, perf_counter() - started
+    journal.event(RoundDone(task=task, round=round_, loss=loss, clients=len(losses), seconds=seconds))
     if server.progress.barren >= PATIENCE:
         raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
 
@@ -192,12 +194,11 @@ def valid(
         if reply.message is not None:
             try:
                 check(reply.message)
+                journal.withheld(reply.client, task, reply.message)
             except BadMessage as error:
                 reason = str(error)
             journal.message(server.progress, "up", reply.client, task, round_, reply.message, rejected=reason)
         if reason or reply.message is None:
             journal.failure(server.progress, reply.client, task, round_, reason)
         else:
-            if withheld := reply.message.meta.get("withheld"):
-                journal.event("withheld", task=task, client=reply.client, kind=reply.message.kind, classes=withheld)
             yield reply.client, reply.message

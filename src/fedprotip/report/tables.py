@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
-from fedprotip.report.files import write_atomic
-from fedprotip.report.rundata import MODES, Number, RunData, average
+from fedprotip.report.files import save
+from fedprotip.report.rundata import RunData, average
+from fedprotip.store.records import Number
+from fedprotip.store.results import MODES, Router
 
 Cell = str | int | float | None
 
@@ -48,17 +50,15 @@ def matrix(run: RunData, mode: str) -> Table:
 
 def routing(run: RunData) -> Table:
     """Share of right routing decisions for each task, configured router."""
-    modes = [mode for mode in MODES if run.summary.by_task(mode)]
-    columns = zip_longest(*(run.summary.by_task(mode) for mode in modes))
-    return Table("routing", ["task", *modes], [[t + 1, *values] for t, values in enumerate(columns)])
+    by_task = run.summary.routing.by_task
+    rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*by_task.values()))]
+    return Table("routing", ["task", *by_task], rows)
 
 
 def routers(run: RunData) -> Table:
     """Accuracy (%) and share of right decisions of every router."""
-    columns = ["single", "routing_single", "batch64", "routing_batch64"]
-    rows: list[list[Cell]] = [
-        [name, *(values.get(column) for column in columns)] for name, values in run.summary.routers.items()
-    ]
+    columns = list(Router.model_fields)
+    rows: list[list[Cell]] = [[name, *router.model_dump().values()] for name, router in run.summary.routers.items()]
     return Table("routers", ["router", *columns], rows)
 
 
@@ -161,7 +161,7 @@ def write_csv(table: Table, path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(table.rows)
-    return write_atomic(path, text.getvalue())
+    return save(path, text.getvalue())
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Group:
 
     def curve(self, mode: str) -> list[Stat]:
         """Average accuracy over the tasks seen so far, after each task, over seeds."""
-        curves = [run.summary.curve(mode) for run in self.runs if mode in run.summary.matrix]
+        curves = [run.summary.over_tasks(mode) for run in self.runs if mode in run.summary.matrix]
         return [Stat.of(values) for values in zip(*curves, strict=False)]
 
     def as_row(self) -> dict[str, Any]:
@@ -285,6 +285,6 @@ def _label(run: RunData, peers: list[RunData], leave_out: frozenset[str]) -> str
 
 
 def _differing(runs: list[RunData]) -> list[str]:
-    keys = {f"{s}.{k}" for run in runs for s, t in run.settings.items() if isinstance(t, dict) for k in t}
+    keys = {f"{s}.{k}" for run in runs for s, t in run.settings.items() for k in t}
     varying = [key for key in sorted(keys - BOOKKEEPING) if len({repr(run.setting(key)) for run in runs}) > 1]
     return [key for key in varying if key != "method.name"]
