@@ -6,8 +6,8 @@ Tasks are counted from 1 in every table.
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -201,18 +201,15 @@ class Group:
     def as_row(self) -> dict[str, Any]:
         """Plain values for JSON and for printing."""
 
-        def plain(stats: Mapping[str, Stat]) -> dict[str, dict[str, Number]]:
-            return {name: {"mean": stat.mean, "std": stat.std} for name, stat in stats.items()}
-
         return {
             "label": self.label,
             "method": self.method,
             "n": len(self.runs),
             "seeds": self.seeds,
-            "accuracy": plain(self.accuracy),
-            "forgetting": plain(self.forgetting),
-            "bytes": plain(self.bytes),
-            "seconds": {"mean": self.seconds.mean, "std": self.seconds.std},
+            "accuracy": {mode: asdict(stat) for mode, stat in self.accuracy.items()},
+            "forgetting": {mode: asdict(stat) for mode, stat in self.forgetting.items()},
+            "bytes": {way: asdict(stat) for way, stat in self.bytes.items()},
+            "seconds": asdict(self.seconds),
         }
 
 
@@ -266,8 +263,8 @@ def _group(label: str, runs: list[RunData]) -> Group:
         accuracy={m: Stat.of(run.summary.accuracy.get(m) for run in runs) for m in modes},
         forgetting={m: Stat.of(run.summary.forgetting.get(m) for run in runs) for m in modes},
         bytes={
-            "up": Stat.of(sum(run.summary.bytes.up.values()) for run in runs),
-            "down": Stat.of(sum(run.summary.bytes.down.values()) for run in runs),
+            "up": Stat.of(sum(run.summary.bytes["up"].values()) for run in runs),
+            "down": Stat.of(sum(run.summary.bytes["down"].values()) for run in runs),
         },
         seconds=Stat.of(run.summary.seconds.get("total") for run in runs),
     )

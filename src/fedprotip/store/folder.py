@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -95,8 +95,7 @@ class RunFolder:
         run = cls(path)
         raw = read_json(path / "manifest.json")
         if raw.get("format") != FORMAT:
-            versions = raw.get("versions")
-            maker = versions.get("fedprotip", "unknown") if isinstance(versions, dict) else "unknown"
+            maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
             raise UsageError(
                 f"The run folder {path} has format {raw.get('format')}, this fedprotip reads format {FORMAT}; "
                 f"use the version that made it ({maker})."
@@ -131,29 +130,14 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: Tensors) -> None:
         self.write(name, serialise(tensors))
 
-    def write_manifest(
-        self,
-        status: Literal["running", "finished"],
-        settings_toml: str,
-        threads: int | None = None,
-        seed: int | None = None,
-        replaced: str | None = None,
-    ) -> None:
+    def write_manifest(self, status: str, settings_toml: str, **more: Any) -> None:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
         files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
         files["settings.toml"] = hash_of(settings_toml.encode())
-        manifest = Manifest(
-            format=FORMAT,
-            status=status,
-            versions=versions,
-            threads=torch.get_num_threads() if threads is None else threads,
-            seed=seed,
-            replaced=replaced,
-            settings=settings_toml,
-            files=files,
-        )
+        own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
+        manifest = Manifest.model_validate({"threads": torch.get_num_threads(), **own, **more})
         self.write_json("manifest.json", manifest.plain())
 
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:

@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from fedprotip.errors import RunError
 
@@ -45,10 +38,8 @@ class BadRecord(RunError):
     """Neither to be written nor to be believed; the text names the field and says why."""
 
 
-class Part(BaseModel):
+class Part(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False):
     """A piece of a record."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class Record(Part):

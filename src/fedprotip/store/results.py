@@ -1,6 +1,8 @@
 """What a run measured: `summary.json`, under stable keys that other tools read, and `geometry.json`."""
 
-from pydantic import ConfigDict, model_validator
+from typing import Literal
+
+from pydantic import model_validator
 
 from fedprotip.store.records import BadRecord, Number, Part, Reason, Record
 
@@ -71,13 +73,6 @@ class Sweeps(Part):
         return self
 
 
-class ByteTotals(Part):
-    """Kind → bytes of all clients together."""
-
-    up: dict[str, int] = {}
-    down: dict[str, int] = {}
-
-
 class Failures(Part):
     count: int = 0
     by_reason: dict[Reason, int] = {}
@@ -101,7 +96,7 @@ class Summary(Record):
     drift: list[list[Number]] = []
     matrix: dict[str, list[list[float]]]
     confusion: dict[str, list[list[int]]] = {}
-    bytes: ByteTotals = ByteTotals()
+    bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
     seconds: dict[str, float] = {}
     peak_rss_mb: Number = None
     peak_gpu_mb: Number = None
@@ -133,29 +128,20 @@ class Summary(Record):
         return [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(self.matrix.get(mode, []))]
 
 
-ANY = ConfigDict(allow_inf_nan=True)  # a bound may be infinite, and so may what it is made of
-
-
-class Bounds(Part):
-    model_config = ANY
-
+class Bounds(Part, allow_inf_nan=True):
     taskwise: list[Number] = []
     forgetting: list[Number] = []
     taskwise_canonical: list[Number] = []
     ft_loss_canonical: Number = None
 
 
-class Measured(Part):
-    model_config = ANY
-
+class Measured(Part, allow_inf_nan=True):
     gradient_sq_mean: list[Number] = []
     loss_increase: list[Number] = []
 
 
-class Geometry(Record):
-    """`geometry.json`: the measured ρ̂ and β̂ of Assumptions 4 and 5, and the bounds they give."""
-
-    model_config = ANY
+class Geometry(Record, allow_inf_nan=True):
+    """`geometry.json`: the measured ρ̂ and β̂ of Assumptions 4 and 5, and the bounds they give, which may be infinite."""
 
     threshold: Number = None
     rho: list[Number]
