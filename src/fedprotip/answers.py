@@ -67,7 +67,7 @@ def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answ
 
 def _opened(folder: RunFolder) -> tuple[Network, Inference, Stream]:
     """Model, inference and stream of a finished run."""
-    if folder.manifest()["status"] != "finished":
+    if folder.manifest().status != "finished":
         raise UsageError(f"{folder.path} is not finished; finish it first with: fedprotip resume {folder.path}.")
     settings: Settings = load(tomllib.loads(folder.settings_toml(lambda text: None)), ["model.weights=''"])
     method, stream = create_method(settings), build_stream(settings)

@@ -17,7 +17,7 @@ from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine
 from fedprotip.federation.geometry import Probe
-from fedprotip.federation.journal import Journal, Observer
+from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
@@ -28,6 +28,7 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
+from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
 from fedprotip.store.folder import RunFolder, explained, free_path
 from fedprotip.stream import build_stream, check_clients
 from fedprotip.stream.inspection import check_images
@@ -53,7 +54,7 @@ def run(
         observers: called with every event as it happens.
     """
     observers = list(observers)
-    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, "note", text))
+    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, Note(text=text)))
     network = check(wanted)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
@@ -67,8 +68,8 @@ def resume(path: str | Path, observers: Iterable[Observer] = ()) -> dict[str, An
     """Continue an interrupted run from its last good checkpoint; a finished one is left as it is."""
     folder, observers = RunFolder.open(Path(path)), list(observers)
     with explained(folder.path), folder.locked():
-        settings = _settings_of(folder, warn=lambda text: _notify(observers, "warning", text))
-        with _threads(folder.manifest().get("threads", settings.run.threads)):
+        settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        with _threads(folder.manifest().threads or settings.run.threads):
             return _complete(folder, settings, observers)
 
 
@@ -78,7 +79,7 @@ def extend(
     """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7")."""
     folder = RunFolder.open(Path(path))
     old = _settings_of(folder)
-    if folder.manifest()["status"] != "finished":
+    if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
@@ -101,7 +102,7 @@ def extend(
     check(_without_weights(settings))
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
-        folder.write_manifest("running", text, threads=manifest["threads"], replaced=manifest["files"]["settings.toml"])
+        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files["settings.toml"])
         folder.write("settings.toml", text)
     return resume(path, observers)
 
@@ -110,10 +111,10 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(tomllib.loads(manifest["settings"]))
+    settings = settings_file.load(tomllib.loads(manifest.settings))
     facts: dict[str, Any] = {
         "folder": str(folder.path),
-        "status": manifest["status"],
+        "status": manifest.status,
         "method": settings.method.name,
         "data": settings.data.name,
         "tasks": settings.stream.tasks,
@@ -121,11 +122,11 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "seed": settings.run.seed,
     }
     if (folder.path / "summary.json").exists():
-        summary = folder.read_json("summary.json")
-        facts["tasks done"] = summary["tasks"]
-        facts["accuracy"] = {mode: round(value, 2) for mode, value in summary["accuracy"].items()}
-        facts["forgetting"] = {mode: round(value, 2) for mode, value in summary["forgetting"].items()}
-    return facts | {"versions": manifest["versions"], "files": folder.verify()}
+        summary = folder.summary()
+        facts["tasks done"] = summary.tasks
+        facts["accuracy"] = {mode: round(value, 2) for mode, value in summary.accuracy.items()}
+        facts["forgetting"] = {mode: round(value, 2) for mode, value in summary.forgetting.items()}
+    return facts | {"versions": manifest.versions, "files": folder.verify()}
 
 
 def check(settings: Settings) -> Network:
@@ -163,13 +164,13 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
     store = folder.store(settings.run.state_mb)
     journal = Journal(folder, store, observers)
     with explained(folder.path):
-        saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
+        saved = folder.restore(store, warn=lambda text: _notify(observers, Warned(text=text)))
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
         network = build_network(initial, shape, method.routes).to(device)
         cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
         server = Server(settings, method, network, stream, cache)
-        server.site.on_progress = lambda what, step, steps: _notify(observers, "step", what, done=step, total=steps)
+        server.site.on_progress = lambda what, done, total: _notify(observers, Step(what=what, done=done, total=total))
         if saved:
             server.restore(*saved)
         engine = build_engine(server, store, folder.path)
@@ -177,8 +178,9 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
-        _notify(observers, "start", str(folder.path), tasks=total, rounds=settings.train.rounds, done=done)
-        if done < total or folder.manifest()["status"] != "finished":
+        rounds = settings.train.rounds
+        _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
+        if done < total or folder.manifest().status != "finished":
             try:
                 run_tasks(server, engine, journal, probe)
             finally:
@@ -186,11 +188,11 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
                 journal.flush()
                 cache.close()
             if probe:
-                folder.write_json("geometry.json", probe.report())
+                folder.write_json("geometry.json", probe.report().plain())
             _write_artefacts(folder, server, settings)
         if not (folder.path / "report.html").exists():
             write_report(folder.path)
-    return folder.read_json("summary.json")
+    return folder.summary().plain()
 
 
 def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
@@ -199,7 +201,7 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
         folder.write_tensors(f"{name}.safetensors", tensors)
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))
+    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
 
 
@@ -229,6 +231,6 @@ def _default_folder(settings: Settings) -> Path:
     return Path("runs") / f"{settings.data.name}-{settings.method.name}-s{settings.run.seed}"
 
 
-def _notify(observers: list[Observer], event: str, text: str, **fields: Any) -> None:
+def _notify(observers: list[Observer], event: Event) -> None:
     for observer in observers:
-        observer({"event": event, "text": text, **fields})
+        observer(event)

@@ -321,8 +321,8 @@ def test_a_read_only_disk_does_not_make_a_checkpoint_damaged(tmp_path, monkeypat
 def test_a_new_folder_has_what_a_run_needs(tmp_path):
     run = RunFolder.create(tmp_path / "a" / "b", "[run]\n")
     manifest = run.manifest()
-    assert (manifest["format"], manifest["status"]) == (runs.FORMAT, "running")
-    assert manifest["versions"].keys() >= {"fedprotip", "torch", "numpy", "python"}
+    assert (manifest.format, manifest.status) == (runs.FORMAT, "running")
+    assert manifest.versions.keys() >= {"fedprotip", "torch", "numpy", "python"}
     assert (run.path / "settings.toml").read_text() == "[run]\n"
     assert is_run(run.path)
     (tmp_path / "empty").mkdir()
@@ -371,7 +371,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, path):
 @pytest.mark.parametrize("number", [0, 99, None, "1"])
 def test_a_folder_of_another_format_is_refused(tmp_path, number):
     run, _ = make(tmp_path / "run", 1)
-    manifest = run.manifest() | {"format": number}
+    manifest = run.manifest().plain() | {"format": number}
     manifest["versions"]["fedprotip"] = "9.9"
     run.write_json("manifest.json", manifest)
     with pytest.raises(UsageError, match=rf"has format {number}, .* reads format {runs.FORMAT}.*\(9\.9\)"):
@@ -389,7 +389,7 @@ def test_a_damaged_manifest_is_a_sentence(tmp_path, content):
 def test_a_missing_summary_is_a_sentence(tmp_path):
     run, _ = make(tmp_path / "run", 1)
     with pytest.raises(RunError, match=r"has no summary\.json yet; finish it with: fedprotip resume"):
-        run.read_json("summary.json")
+        run.summary()
 
 
 def test_the_manifest_tells_changed_files(tmp_path):
@@ -397,8 +397,8 @@ def test_the_manifest_tells_changed_files(tmp_path):
     run.write_tensors("model.safetensors", {"w": torch.ones(2)})
     run.write_json("summary.json", {"accuracy": "é"})
     run.write_manifest("finished", "", seed=3)
-    assert run.manifest()["seed"] == 3
-    assert run.read_json("summary.json") == {"accuracy": "é"}
+    assert run.manifest().seed == 3
+    assert json.loads((run.path / "summary.json").read_text()) == {"accuracy": "é"}
     assert run.verify() == {"settings.toml": "intact", "summary.json": "intact", "model.safetensors": "intact"}
     damaged(run.path / "model.safetensors")
     (run.path / "summary.json").unlink()
@@ -419,7 +419,7 @@ def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):
 @pytest.mark.parametrize("key", ["settings", "versions"])
 def test_a_manifest_without_what_a_run_goes_by_is_told(tmp_path, key):
     run = RunFolder.create(tmp_path / "run", "[run]\n")
-    manifest = run.manifest()
+    manifest = run.manifest().plain()
     del manifest[key]
     run.write_json("manifest.json", manifest)
     with pytest.raises(RunError, match=r"manifest\.json is incomplete"):
@@ -428,7 +428,7 @@ def test_a_manifest_without_what_a_run_goes_by_is_told(tmp_path, key):
 
 def test_a_run_of_another_version_goes_on_with_a_warning(tmp_path):
     run = RunFolder.create(tmp_path / "run", "")
-    manifest = run.manifest()
+    manifest = run.manifest().plain()
     manifest["versions"]["torch"] = "0.1"
     run.write_json("manifest.json", manifest)
     warnings = []

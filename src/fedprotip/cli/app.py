@@ -26,6 +26,7 @@ from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.report import comparison_rows, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
+from fedprotip.store.results import Summary
 
 app = typer.Typer(
     add_completion=False,
@@ -60,7 +61,7 @@ def run(
 
     Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
     """
-    with display.Progress(err) as progress:
+    with display.ProgressDisplay(err) as progress:
         summary = api.run(settings, overrides or [], folder, [progress])
     _show_run(Path(progress.folder), summary, as_json)
 
@@ -68,7 +69,7 @@ def run(
 @app.command()
 def resume(folder: Run, as_json: Json = False) -> None:
     """Continue an interrupted run. It ends with exactly the result it would have had."""
-    with display.Progress(err) as progress:
+    with display.ProgressDisplay(err) as progress:
         summary = api.resume(folder, [progress])
     _show_run(folder, summary, as_json)
 
@@ -86,7 +87,7 @@ def extend(
 
     Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
     """
-    with display.Progress(err) as progress:
+    with display.ProgressDisplay(err) as progress:
         summary = api.extend(folder, tasks, clients, [progress])
     _show_run(folder, summary, as_json)
 
@@ -161,7 +162,7 @@ def reproduce(
         return
     if not show:
         plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
-        with display.Progress(err, runs=len(plan.cells)) as progress:
+        with display.ProgressDisplay(err, runs=len(plan.cells)) as progress:
             reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
         for row, why in plan.skipped.items():
             err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
@@ -176,7 +177,7 @@ def reproduce(
 @app.command()
 def report(folder: Run) -> None:
     """Write report.html, plots and tables of a run again."""
-    RunFolder.open(folder).read_json("summary.json")
+    RunFolder.open(folder).summary()
     out.print(str(write_report(folder)), soft_wrap=True)
 
 
@@ -219,7 +220,7 @@ def _compare_cells(
     except ValueError:
         raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
     planned = cells.plan_cells(source, overrides, methods, numbers, vary)
-    with display.Progress(err, runs=len(planned)) as progress:
+    with display.ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
     _show_comparison(folders, folder, as_json)
 
@@ -228,7 +229,7 @@ def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=1, ensure_ascii=False))
     else:
-        display.print_summary(out, folder, summary)
+        display.print_summary(out, folder, Summary.model_validate(summary))
 
 
 def _show_comparison(folders: list[Path], target: Path, as_json: bool) -> None:

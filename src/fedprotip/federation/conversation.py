@@ -68,8 +68,8 @@ def usable(
         if refused or reply.message is None:
             journal.failure(server.progress, reply.client, task, round_, refused)
             continue
-        if remark := exchange.remark(reply.message):
-            journal.event(remark.pop("event"), task=task, client=reply.client, **remark)
+        if remark := exchange.remark(reply.message, task, reply.client):
+            journal.event(remark)
         used[reply.client] = reply.message.meta
         yield reply.client, reply.message
 

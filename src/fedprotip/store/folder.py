@@ -25,6 +25,8 @@ from fedprotip.errors import RunError, UsageError
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
+from fedprotip.store.records import Manifest, read_json, read_record
+from fedprotip.store.results import Summary
 
 FORMAT = 1
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -83,11 +85,11 @@ class RunFolder:
         if not is_run(path):
             raise UsageError(f"{path} is not a run folder (it has no manifest.json).")
         run = cls(path)
-        manifest = run.manifest()
-        if manifest.get("format") != FORMAT:
-            maker = manifest.get("versions", {}).get("fedprotip", "unknown")
+        raw = read_json(path / "manifest.json")
+        if raw.get("format") != FORMAT:
+            maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
             raise UsageError(
-                f"The run folder {path} has format {manifest.get('format')}, this fedprotip reads format {FORMAT}; "
+                f"The run folder {path} has format {raw.get('format')}, this fedprotip reads format {FORMAT}; "
                 f"use the version that made it ({maker})."
             )
         return run
@@ -95,19 +97,21 @@ class RunFolder:
     def store(self, budget_mb: int) -> ClientStore:
         return ClientStore(self._objects, budget_mb * 2**20)
 
-    def manifest(self) -> dict[str, Any]:
-        return self.read_json("manifest.json")
+    def manifest(self) -> Manifest:
+        """What the run goes by; refuses one that lacks it."""
+        manifest = read_record(Manifest, self.path / "manifest.json")
+        if not manifest.versions or "settings" not in manifest.model_fields_set:
+            raise RunError(
+                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
+                "or choose another folder with --out."
+            )
+        return manifest
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
-            if not isinstance(value, dict):
-                raise ValueError("a JSON object was expected")
-            return value
-        except FileNotFoundError:
-            raise RunError(f"{self.path} has no {name} yet; finish it with: fedprotip resume {self.path}.") from None
-        except (ValueError, OSError) as error:
-            raise RunError(f"{self.path / name} is damaged: {error}.") from None
+    def summary(self) -> Summary:
+        """The result of a finished run."""
+        if not (self.path / "summary.json").exists():
+            raise RunError(f"{self.path} has no summary.json yet; finish it with: fedprotip resume {self.path}.")
+        return read_record(Summary, self.path / "summary.json")
 
     def write(self, name: str, data: bytes | str) -> None:
         write_atomic(self.path / name, data)
@@ -118,30 +122,26 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: Tensors) -> None:
         self.write(name, serialise(tensors))
 
-    def write_manifest(self, status: str, settings_toml: str, **extra: Any) -> None:
+    def write_manifest(self, status: str, settings_toml: str, **more: Any) -> None:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
         files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
         files["settings.toml"] = hash_of(settings_toml.encode())
-        manifest = {"format": FORMAT, "status": status, "versions": versions, "threads": torch.get_num_threads()}
-        self.write_json("manifest.json", manifest | extra | {"settings": settings_toml, "files": files})
+        own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
+        manifest = Manifest.model_validate({"threads": torch.get_num_threads(), **own, **more})
+        self.write_json("manifest.json", manifest.plain())
 
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""
         manifest, path = self.manifest(), self.path / "settings.toml"
-        if not isinstance(manifest.get("settings"), str) or not isinstance(manifest.get("versions"), dict):
-            raise RunError(
-                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
-                "or choose another folder with --out."
-            )
-        text = manifest["settings"]
+        text = manifest.settings
         found = hash_of(path.read_bytes()) if path.exists() else None
-        if found == manifest.get("replaced") or found is None:  # an extension stopped before it wrote the file
+        if found == manifest.replaced or found is None:  # an extension stopped before it wrote the file
             self.write("settings.toml", text)
         elif found != hash_of(text.encode()):
             raise UsageError(f"{path} was changed since the run began; put it back, or start another run with it.")
-        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest["versions"].get(n) != version(n)]
+        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest.versions.get(n) != version(n)]
         if changed:
             warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
         return text
@@ -159,7 +159,7 @@ class RunFolder:
     def verify(self) -> dict[str, str]:
         """Every file of the manifest: intact, changed or missing."""
         state = {}
-        for name, expected in self.manifest().get("files", {}).items():
+        for name, expected in self.manifest().files.items():
             path = self.path / name
             found = hash_of_file(path) if path.exists() else None
             state[name] = "missing" if found is None else "intact" if found == expected else "changed"

@@ -16,6 +16,7 @@ from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
 from fedprotip.settings import Settings
+from fedprotip.store.events import Event, Withheld
 
 KIND = "statistics"
 COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
@@ -54,8 +55,8 @@ class Statistics(Exchange):
         width = feature_map(site.network, site.settings).out
         check(message, self.name, len(site.network.labels[site.network.head_of(site.task)]), width, self._rank)
 
-    def remark(self, message: Message) -> dict[str, Any] | None:
-        return withheld(message)
+    def remark(self, message: Message, task: int, client: int) -> Event | None:
+        return withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         remember(site.known, summed(combined))
@@ -100,10 +101,10 @@ def gather(
     return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
 
 
-def withheld(message: Message) -> dict[str, Any] | None:
+def withheld(message: Message, task: int, client: int) -> Event | None:
     """For events.jsonl: how many classes a client left out."""
     classes = message.meta["withheld"]
-    return {"event": "withheld", "kind": message.kind, "classes": classes} if classes else None
+    return Withheld(task=task, client=client, kind=message.kind, classes=classes) if classes else None
 
 
 def _rank(d: int, wanted: int) -> int:
@@ -119,7 +120,8 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     rank = _rank(d, rank)
     products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
-    message.check_numbers("withheld")
+    if type(message.meta.get("withheld")) is not int or not 0 <= message.meta["withheld"] <= classes:
+        raise BadMessage(f"withheld is not a number of classes up to {classes}")
     if (message.tensors["counts"] < 0).any():
         raise BadMessage("a count is negative")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
