@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.files import (
@@ -39,8 +40,10 @@ FORMAT = 1
 
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
+DATA = "data.safetensors"
 ARTEFACTS = (
     "settings.toml",
+    DATA,
     "summary.json",
     "model.safetensors",
     "subspaces.safetensors",
@@ -133,7 +136,23 @@ class RunFolder:
         files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
         files["settings.toml"] = hash_of(settings_toml.encode())
         manifest = {"format": FORMAT, "status": status, "versions": versions, "threads": torch.get_num_threads()}
+        if is_run(self.path):
+            manifest["data"] = self.manifest().get("data", {})
         self.write_json("manifest.json", manifest | extra | {"settings": settings_toml, "files": files})
+
+    def read_data(self) -> tuple[dict[str, Any], Tensors]:
+        """The fingerprint of the data and the table of samples behind it; empty: there is none, or it is damaged."""
+        manifest, path = self.manifest(), self.path / DATA
+        intact = path.exists() and hash_of_file(path) == manifest["files"].get(DATA)
+        return manifest.get("data", {}), load_file(path) if intact else {}
+
+    def write_data(self, record: dict[str, Any], table: Tensors) -> None:
+        """Write both, if they are new: the table first, then the manifest that vouches for it."""
+        manifest, content = self.manifest(), serialise(table)
+        named = {"data": record, "files": manifest["files"] | {DATA: hash_of(content)}}
+        if manifest | named != manifest or not (self.path / DATA).exists():
+            self.write(DATA, content)
+            self.write_json("manifest.json", manifest | named)
 
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""

@@ -13,7 +13,7 @@ from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
-from fedprotip.stream.partition import split_columns, split_dirichlet, split_iid
+from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
 from fedprotip.stream.tasks import class_tasks, ordered
 from fedprotip.stream.transforms import Draws, augment, draw, enlarge
 
@@ -43,6 +43,12 @@ class Stream:
         self._mean, self._std = (torch.tensor(x).view(1, -1, 1, 1) for x in scales[settings.data.normalize])
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
+
+    @property
+    def owners(self) -> np.ndarray | None:
+        """Client ids of all training samples (n,) where the data says them and is asked for them."""
+        named, asked = self.dataset.train_clients, self._settings.stream.source == "columns"
+        return named.numpy() if asked and named is not None else None
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""
@@ -137,8 +143,8 @@ class Stream:
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train
-        if self._settings.stream.source == "columns" and self.dataset.train_clients is not None:
-            return split_columns(indices, self.dataset.train_clients.numpy()[indices], clients)
+        if self.owners is not None:
+            return split_by_owner(indices, self.owners[indices], clients)
         rng = numpy_stream(self._settings.run.seed, "partition", task)
         if self._settings.clients.partition == "iid":
             shares = split_iid(indices, len(clients), rng)
