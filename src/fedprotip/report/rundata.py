@@ -195,8 +195,21 @@ class Geometry(Part):
         return self
 
 
+class Accepted(Part):
+    """Changes of the data with which a run went on: before which round of which task, and what changed."""
+
+    task: int
+    round: int
+    changes: list[str]
+
+
+class DataRecord(Part):
+    accepted: list[Accepted] = []
+
+
 class Manifest(Part):
     status: str
+    data: DataRecord = DataRecord()
     versions: dict[str, str] = {}
     seed: int | None = None
     threads: int | None = None

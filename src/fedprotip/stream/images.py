@@ -124,7 +124,8 @@ def open_rgb(path: str) -> Image.Image:
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise UsageError(
             f"{path} cannot be read as an image ({_reason(error)}); mend it and run or resume again "
-            "(with --accept-data, if it is another file then), or start anew without it (fedprotip data check finds all such files)."
+            "(with --accept-data, if it is another file then), or start anew without it "
+            "(fedprotip data check finds all such files)."
         ) from None
 
 
