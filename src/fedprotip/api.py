@@ -30,7 +30,8 @@ from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
 from fedprotip.store.folder import RunFolder, explained, free_path
-from fedprotip.stream import build_stream, check_clients
+from fedprotip.stream import Stream, build_stream, check_clients
+from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 
 SHORT = 2**22
@@ -64,20 +65,31 @@ def run(
             return _complete(folder, wanted, observers)
 
 
-def resume(path: str | Path, observers: Iterable[Observer] = ()) -> dict[str, Any]:
-    """Continue an interrupted run from its last good checkpoint; a finished one is left as it is."""
-    folder, observers = RunFolder.open(Path(path)), list(observers)
+def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bool = False) -> dict[str, Any]:
+    """Continue an interrupted run from its last good checkpoint; a finished one is left as it is.
+
+    Args:
+        accept_data: go on although samples were added, removed or changed, where that is honest.
+    """
+    folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
         settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
         with _threads(folder.manifest().threads or settings.run.threads):
-            return _complete(folder, settings, observers)
+            return _complete(folder, settings, observers, accept_data)
 
 
 def extend(
-    path: str | Path, tasks: int = 1, clients: str | None = None, observers: Iterable[Observer] = ()
+    path: str | Path,
+    tasks: int = 1,
+    clients: str | None = None,
+    observers: Iterable[Observer] = (),
+    accept_data: bool = False,
 ) -> dict[str, Any]:
-    """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7")."""
-    folder = RunFolder.open(Path(path))
+    """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7").
+
+    Data of the new tasks is new. `accept_data`: go on although data of the former ones changed, where that is honest.
+    """
+    folder = RunFolder.open(Path(path), to_continue=True)
     old = _settings_of(folder)
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
@@ -99,12 +111,14 @@ def extend(
             raise UsageError(f"--clients: {error}.") from None
         raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
     settings = settings_file.load(raw)
-    check(_without_weights(settings))
+    stream = build_stream(settings)
+    check(_without_weights(settings), stream)
+    check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
         folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files["settings.toml"])
         folder.write("settings.toml", text)
-    return resume(path, observers)
+    return resume(path, observers, accept_data)
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
@@ -129,10 +143,10 @@ def inspect(path: str | Path) -> dict[str, Any]:
     return facts | {"versions": manifest.versions, "files": folder.verify()}
 
 
-def check(settings: Settings) -> Network:
+def check(settings: Settings, stream: Stream | None = None) -> Network:
     """Refuse what cannot run, before any work and before anything is written; the network it would run with."""
     method = create_method(settings)
-    stream = build_stream(settings)
+    stream = stream or build_stream(settings)
     check_clients(stream)
     network = build_network(settings, stream.dataset.image_shape, method.routes)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
@@ -158,13 +172,20 @@ def sensible_threads(network: Network, settings: Settings) -> int:
     return 1 if short and weights else 0
 
 
-def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
+def _complete(
+    folder: RunFolder, settings: Settings, observers: list[Observer], accept_data: bool = False
+) -> dict[str, Any]:
     """Bring a run folder from wherever it stands to its end."""
     method, stream = create_method(settings), build_stream(settings)
     store = folder.store(settings.run.state_mb)
     journal = Journal(folder, store, observers)
     with explained(folder.path):
         saved = folder.restore(store, warn=lambda text: _notify(observers, Warned(text=text)))
+        if folder.manifest().status != "finished":
+            learned, rounds = (saved[0]["task"], saved[0]["round"]) if saved else (0, 0)
+            standing = Standing(learned, rounds, rereads=settings.run.geometry > 0)
+            found = check_data(folder, stream, standing, accept_data, lambda text: _notify(observers, Note(text=text)))
+            folder.write_data(*found)
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
         network = build_network(initial, shape, method.routes).to(device)

@@ -43,6 +43,10 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be given again."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+AcceptData = Annotated[
+    bool,
+    typer.Option("--accept-data", help="Go on although samples were added, removed or changed, where that is honest."),
+]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)]
 Source = Annotated[
     Path | None,
@@ -67,10 +71,10 @@ def run(
 
 
 @app.command()
-def resume(folder: Run, as_json: Json = False) -> None:
+def resume(folder: Run, accept_data: AcceptData = False, as_json: Json = False) -> None:
     """Continue an interrupted run. It ends with exactly the result it would have had."""
     with display.ProgressDisplay(err) as progress:
-        summary = api.resume(folder, [progress])
+        summary = api.resume(folder, [progress], accept_data)
     _show_run(folder, summary, as_json)
 
 
@@ -81,6 +85,7 @@ def extend(
     clients: Annotated[
         str | None, typer.Option(help="Clients that take part from now on, such as 0-2,7; default: the same.")
     ] = None,
+    accept_data: AcceptData = False,
     as_json: Json = False,
 ) -> None:
     """Continue a finished run with the next task, also with clients that left or joined meanwhile.
@@ -88,7 +93,7 @@ def extend(
     Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
     """
     with display.ProgressDisplay(err) as progress:
-        summary = api.extend(folder, tasks, clients, [progress])
+        summary = api.extend(folder, tasks, clients, [progress], accept_data)
     _show_run(folder, summary, as_json)
 
 

@@ -47,6 +47,11 @@ def write_report(folder: Path) -> Path:
             f"seed {summary.seed}",
         ],
         finished=run.finished,
+        accepted=[
+            f"The data changed before round {one.round + 1} of task {one.task + 1}, and the run went on with it: "
+            f"{'; '.join(one.changes)}."
+            for one in (run.manifest.data.accepted if run.manifest.data else [])
+        ],
         headline=headline_rows(run),
         sections=_embedded(run_sections(run), folder / "plots"),
         settings=run.settings_text,

@@ -20,21 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
-from fedprotip.store.records import Manifest, read_json, read_record
+from fedprotip.store.records import DataRecord, Manifest, read_json, read_record
 from fedprotip.store.results import Summary
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a run folder of an older version could no longer be continued exactly."""
+READABLE = (1, FORMAT)
+"""Formats whose results can be looked at."""
 
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
+DATA = "data.safetensors"
 ARTEFACTS = (
     "settings.toml",
+    DATA,
     "summary.json",
     "model.safetensors",
     "subspaces.safetensors",
@@ -80,16 +85,17 @@ class RunFolder:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """An existing run; refuses folders of another format."""
+    def open(cls, path: Path, to_continue: bool = False) -> "RunFolder":
+        """An existing run; refuses folders of a format that cannot be read, or not be continued if that is wanted."""
         if not is_run(path):
             raise UsageError(f"{path} is not a run folder (it has no manifest.json).")
         run = cls(path)
         raw = read_json(path / "manifest.json")
-        if raw.get("format") != FORMAT:
+        if raw.get("format") not in ((FORMAT,) if to_continue else READABLE):
             maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
+            does = "continues" if to_continue else "reads"
             raise UsageError(
-                f"The run folder {path} has format {raw.get('format')}, this fedprotip reads format {FORMAT}; "
+                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does} format {FORMAT}; "
                 f"use the version that made it ({maker})."
             )
         return run
@@ -129,8 +135,28 @@ class RunFolder:
         files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
         files["settings.toml"] = hash_of(settings_toml.encode())
         own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
-        manifest = Manifest.model_validate({"threads": torch.get_num_threads(), **own, **more})
+        known = self.manifest().data if is_run(self.path) else None
+        self._write_manifest(
+            Manifest.model_validate({"threads": torch.get_num_threads(), "data": known, **own, **more})
+        )
+
+    def _write_manifest(self, manifest: Manifest) -> None:
         self.write_json("manifest.json", manifest.plain())
+
+    def read_data(self) -> tuple[dict[str, Any], Tensors]:
+        """The fingerprint of the data and the table of samples behind it; empty: there is none, or it is damaged."""
+        manifest, path = self.manifest(), self.path / DATA
+        intact = path.exists() and hash_of_file(path) == manifest.files.get(DATA)
+        return manifest.data.model_dump() if manifest.data else {}, load_file(path) if intact else {}
+
+    def write_data(self, record: dict[str, Any], table: Tensors) -> None:
+        """Write both, if they are new: the table first, then the manifest that vouches for it."""
+        manifest, content = self.manifest(), serialise(table)
+        files = manifest.files | {DATA: hash_of(content)}
+        new = manifest.model_copy(update={"data": DataRecord.model_validate(record), "files": files})
+        if new != manifest or not (self.path / DATA).exists():
+            self.write(DATA, content)
+            self._write_manifest(new)
 
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""

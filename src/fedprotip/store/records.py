@@ -80,6 +80,31 @@ class LedgerLine(Line):
     reason: Reason
 
 
+class TaskData(Part):
+    """Hashes of the data of a task."""
+
+    classes: str
+    train: str
+    test: str
+
+
+class Accepted(Part):
+    """Changes of the data with which a run went on: before which round of which task, and what changed."""
+
+    task: int
+    round: int
+    changes: list[str]
+
+
+class DataRecord(Part):
+    """The fingerprint of the data, and what was accepted since."""
+
+    hash: str
+    shape: list[int]
+    tasks: list[TaskData]
+    accepted: list[Accepted] = []
+
+
 class Manifest(Record):
     """`manifest.json`: what the run is made of, and the SHA-256 of its files."""
 
@@ -93,6 +118,7 @@ class Manifest(Record):
     settings: str = ""
     """The settings the run goes by, as TOML."""
     files: dict[str, str] = {}
+    data: DataRecord | None = None
 
     def plain(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
