@@ -200,6 +200,7 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     """The files that report, predict and export read; the manifest with their hashes comes last."""
     for group, tensors in server.tensors().items():
         folder.write_tensors(f"{group}.safetensors", {n.removeprefix(f"{group}/"): t for n, t in tensors.items()})
+    folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))

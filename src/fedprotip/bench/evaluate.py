@@ -10,13 +10,18 @@ import torch
 from fedprotip.bench import inputs, textbook
 from fedprotip.bench.base import BOTH, Agreement, Benchmark, Case, Machine, Measured, Row, Side, Size, Target, row
 from fedprotip.evaluation.evaluate import evaluate
+from fedprotip.inference.answers import Inference, Way
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS, HeadExpert
+from fedprotip.inference.predictor import Predictor
 from fedprotip.inference.route import CosineRouter
-from fedprotip.inference.ways import with_cosine
+from fedprotip.inference.routers import Vote
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import load
 from fedprotip.stream import build_stream
+from fedprotip.stream.plan import Answering
 
 FRESH = Target("times faster than the textbook, nothing cached")
 CACHED = Target("times faster than the textbook, behind the cached prefix")
@@ -68,11 +73,13 @@ def _sides(size: EvaluateSize, folder: Path) -> dict[str, Side]:
         network.add_head(stream.tasks[task].classes, inputs.SEED, task)
     router = _router(network, size)
     cache = PrefixCache(stream, settings, folder)
-    inference = with_cosine(network, router, [task.classes for task in stream.tasks])
+    candidates, ways = Candidates.of([task.classes for task in stream.tasks]), {"cosine": Way(Vote(router), HEADS)}
+    inference = Inference(candidates, {HEADS: HeadExpert(network, size.tasks)}, ways, "cosine")
+    predictor = Predictor(network, inference, stream.plan(Answering(), False, size.tasks))
     return {
-        "ours": lambda: evaluate(network, stream, inference, last, uncached).accuracy,
+        "ours": lambda: evaluate(predictor, stream, last, uncached).accuracy,
         "textbook": lambda: textbook.evaluate(network, stream, router, last, settings),
-        "cached": lambda: evaluate(network, stream, inference, last, settings, cache).accuracy,
+        "cached": lambda: evaluate(predictor, stream, last, settings, cache).accuracy,
     }
 
 

@@ -63,8 +63,7 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
             with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
-            inference = server.inference(task)
-            evaluation = evaluate(server.network, server.stream, inference, task, settings, server.cache)
+            evaluation = evaluate(server.predictor(task), server.stream, task, settings, server.cache)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.knowledge)
@@ -75,10 +74,8 @@ def run_tasks(server: Server, engine: LocalEngine, journal: Journal, probe: Prob
 
 def meet_task(server: Server, task: int) -> None:
     """A task that is not learned yet stands for inputs of no task: would they be noticed?"""
-    inference, routing = server.inference(task - 1), server.progress.routing
-    routing["unknown"] = evaluate_unknown(
-        server.network, server.stream, inference, task, server.settings, server.cache, routing["inside"]
-    )
+    known, routing = server.predictor(task - 1), server.progress.routing
+    routing["unknown"] = evaluate_unknown(known, server.stream, task, server.settings, server.cache, routing["inside"])
 
 
 def train_round(

@@ -11,8 +11,9 @@ from torch import Tensor
 from fedprotip.federation.aggregate import Average
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release, tensor_of
 from fedprotip.federation.wire import Wire
+from fedprotip.inference.assemble import assemble
+from fedprotip.inference.predictor import Predictor
 from fedprotip.inference.statistics import Gaussians
-from fedprotip.inference.ways import Inference
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.base import START, Knowledge, Method
 from fedprotip.methods.parts import statistics
@@ -22,6 +23,7 @@ from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
+from fedprotip.stream.plan import Plan
 
 
 @dataclass
@@ -133,10 +135,15 @@ class Server:
         load_state(self.network, self.wire.unpack(self.news))  # as clients get it, rounded or not
         self.progress.version += 1
 
-    def inference(self, task: int) -> Inference:
-        """How samples of tasks 0…task are answered."""
-        classes = [known.classes for known in self.stream.tasks[: task + 1]]
-        return self.method.inference(self.network, self.knowledge, classes)
+    def predictor(self, task: int) -> Predictor:
+        """What answers for samples of tasks 0…task."""
+        plan = self.plan(task)
+        classes = [known.classes for known in plan.tasks]
+        return Predictor(self.network, assemble(plan.answering, self.network, self.knowledge, classes), plan)
+
+    def plan(self, task: int) -> Plan:
+        """What the run folder says about tasks 0…task beside its tensors."""
+        return self.stream.plan(self.method.answering(), self.network.shared_head, task + 1)
 
     def settle(self) -> None:
         """End a task: what moved in it travels as it is from now on, for its coordinates end with its bases."""

@@ -12,7 +12,7 @@ class Mine(Method):
         return super().loss(network, inputs, labels, task) + ...
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar
@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference
 from fedprotip.messages import Message
 from fedprotip.models import Network
 from fedprotip.models.batches import pieces
@@ -35,6 +34,7 @@ from fedprotip.seeds import numpy_stream
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.store.files import ClientStore
 from fedprotip.stream import Stream
+from fedprotip.stream.plan import Answering
 from fedprotip.subspace.coordinates import Complement
 from fedprotip.subspace.project import Projector
 
@@ -204,9 +204,9 @@ class Method:
         """Merge the clients' messages (valid, in client order) into what all clients receive; None: nothing."""
         raise NotImplementedError(f"{self.name} announces {kind!r} in task_end but does not digest it")
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        """How samples are answered, given the classes of every task so far; without ways no task is predicted."""
-        return Inference(Columns.of(classes), {HEADS: HeadExpert(network, len(classes))})
+    def answering(self) -> Answering:
+        """How samples are answered: experts and routers by name. By default the heads, and no task is predicted."""
+        return Answering()
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         """For the report: (layer → rank so far, layer → d)."""

@@ -4,18 +4,18 @@ They are the honest bar for gradient training: on a pretrained backbone, class s
 answer well without knowing the task.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field
 
-from fedprotip.inference.statistics import ridge
-from fedprotip.inference.ways import RIDGE, Columns, Inference, LargestOutput, LinearExpert, Way
+from fedprotip.inference.experts import RIDGE
 from fedprotip.messages import Message
 from fedprotip.methods.base import ClientTask, Exchange, Knowledge, Method, register
 from fedprotip.methods.parts import statistics
 from fedprotip.models import Network
 from fedprotip.settings import MethodSettings
+from fedprotip.stream.plan import Answering, WayPlan
 
 
 class LDAOptions(MethodSettings):
@@ -60,10 +60,8 @@ class LDA(Method):
         statistics.remember(knowledge, statistics.added(replies))
         return None
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        columns = Columns.of(classes)
-        experts, ways = statistics.answers(network, knowledge, columns, self.settings)
-        return Inference(columns, experts, ways, "statistics")
+    def answering(self) -> Answering:
+        return statistics.answering(self.settings)
 
 
 @register
@@ -73,11 +71,9 @@ class Ridge(LDA):
     name = "ridge"
     Options: ClassVar[type[MethodSettings]] = RidgeOptions
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def answering(self) -> Answering:
         assert isinstance(self.settings.method, RidgeOptions)
-        lda = super().inference(network, knowledge, classes)
-        sums, rows = lda.columns.by_label(statistics.recall(knowledge))
-        weights, bias = ridge(sums, self.settings.method.strength)
-        own = LinearExpert(weights[rows], bias[rows], statistics.feature_map(network, self.settings))
-        ways = {"ridge": Way(LargestOutput(lda.columns, RIDGE), RIDGE), **lda.ways}
-        return Inference(lda.columns, {RIDGE: own, **lda.experts}, ways, "ridge")
+        lda, features = super().answering(), statistics.feature_options(self.settings)
+        experts = {RIDGE: {**features, "strength": self.settings.method.strength}, **lda.experts}
+        ways = {RIDGE: WayPlan(router=RIDGE, expert=RIDGE), **lda.ways}
+        return Answering(experts=experts, ways=ways, chosen=RIDGE)

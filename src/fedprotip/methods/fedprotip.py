@@ -1,8 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
@@ -11,7 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import HEADS, ClassEvidence, Inference, Vote, Way
+from fedprotip.inference.assemble import assemble
+from fedprotip.inference.experts import HEADS, STATISTICS
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods.base import START, ClientTask, Constraint, Exchange, Knowledge, Method, register
 from fedprotip.methods.parts import identity, statistics
@@ -21,6 +21,7 @@ from fedprotip.models.capture import Layer, capture, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings
+from fedprotip.stream.plan import Answering, Options, WayPlan
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
 from fedprotip.subspace.coordinates import Complement, complement_of
@@ -35,7 +36,9 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 
 
-Router = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+RouterName = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+BOTH = ("statistics-heads", "fused")
+"""Ways in which class statistics choose a head, or weigh all of them."""
 Watch = Callable[[Tensor], None]
 SMALL = 32
 """Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
@@ -75,7 +78,7 @@ class FedProTIPOptions(MethodSettings):
     statistics: bool = Field(
         True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
     )
-    router: Router = Field(
+    router: RouterName = Field(
         "fused",
         description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
         "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads; "
@@ -229,7 +232,7 @@ class FedProTIP(Method):
             return identity.refer(local)
         if kind == identity.CALIBRATION:
             classes = [task.classes for task in local.stream.tasks[: local.task + 1]]
-            answers = self._by_statistics(local.network, local.knowledge, classes)
+            answers = assemble(self._by_statistics(), local.network, local.knowledge, classes)
             return identity.calibrate(local, answers, self.settings.evaluate.batch)
         return self._extract(local)
 
@@ -414,23 +417,26 @@ class FedProTIP(Method):
 
     # Answers
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def answering(self) -> Answering:
         """All routers; the paper's need references, the others class statistics."""
-        by_statistics = self._by_statistics(network, knowledge, classes)
-        cosine = identity.cosine_router(knowledge, self.options.voters, self.settings.run.seed)
-        ways = {"cosine": Way(Vote(cosine), HEADS), "gaussian": Way(identity.gaussian_router(knowledge), HEADS)}
-        return replace(by_statistics, ways=ways | by_statistics.ways, chosen=self.options.router)
+        statistical = self._by_statistics()
+        vote: Options = {"voters": self.options.voters, "seed": self.settings.run.seed}
+        ways = {
+            "cosine": WayPlan(router="cosine", expert=HEADS, options=vote),
+            "gaussian": WayPlan(router="gaussian", expert=HEADS),
+        }
+        return Answering(experts=statistical.experts, ways=ways | statistical.ways, chosen=self.options.router)
 
-    def _by_statistics(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def _by_statistics(self) -> Answering:
         """What a client can answer too, and calibrates: heads, class statistics and the two together."""
-        own = super().inference(network, knowledge, classes)
+        own = super().answering()
         if not self.options.statistics:
             return own
-        experts, ways = statistics.answers(network, knowledge, own.columns, self.settings)
-        evidence = ClassEvidence(own.columns)
-        ways |= {"statistics-heads": Way(evidence, HEADS), "fused": Way(evidence, HEADS, hard=False)}
+        told = statistics.answering(self.settings)
+        both = {name: WayPlan(router=STATISTICS, expert=HEADS, hard=name != "fused") for name in BOTH}
+        ways = told.ways | both
         chosen = self.options.router if self.options.router in ways else "fused"
-        return Inference(own.columns, own.experts | experts, ways, chosen, identity.calibration(knowledge))
+        return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen)
 
     def ranks(self, knowledge: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(knowledge)

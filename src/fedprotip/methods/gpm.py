@@ -1,14 +1,11 @@
 """GPM, the centralised ancestor: one client that holds all data. The regression check of FedProTIP."""
 
-from collections.abc import Sequence
-
 from pydantic import Field
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import Inference
-from fedprotip.methods.base import Exchange, Knowledge, Method, register
-from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, Router
-from fedprotip.models import Network
+from fedprotip.methods.base import Exchange, register
+from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, RouterName
+from fedprotip.stream.plan import Answering
 from fedprotip.subspace.basis import RankRule
 
 
@@ -20,7 +17,7 @@ class GPMOptions(FedProTIPOptions):
     images: int = Field(125, ge=1, description="Images that activations are taken from.")
     per_image: int = Field(1, ge=1, description="Columns per image: no more images than give m_s columns at this rate.")
     statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
-    router: Router = Field("cosine", description="Not used: GPM is told the task of a sample.")
+    router: RouterName = Field("cosine", description="Not used: GPM is told the task of a sample.")
 
 
 @register
@@ -32,8 +29,8 @@ class GPM(FedProTIP):
     def _exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange("basis"),)
 
-    def inference(self, network: Network, knowledge: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        return Method.inference(self, network, knowledge, classes)
+    def answering(self) -> Answering:
+        return Answering()
 
     def check(self) -> None:
         super().check()

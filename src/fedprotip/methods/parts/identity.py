@@ -7,12 +7,11 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
-from fedprotip.inference.route import CosineRouter, fill_missing, references
-from fedprotip.inference.ways import Inference, RelevanceGaussians
+from fedprotip.inference.answers import Inference
+from fedprotip.inference.calibration import BINS, TEMPERATURES, bin_of, losses
+from fedprotip.inference.route import references
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import ClientTask, Knowledge
-from fedprotip.seeds import numpy_stream
 from fedprotip.subspace.bank import SubspaceBank
 
 REFERENCE, CALIBRATION = "reference", "calibration"
@@ -23,8 +22,6 @@ TOLD = "references"
 """Where a client keeps what it told last."""
 MOMENTS = 2**20
 """Numbers of second moments that are looked at together: many of few features, few of many."""
-UNKNOWN = 100.0
-"""Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
 
 
 class Moments:
@@ -117,32 +114,6 @@ def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task
     return {"references/clients": torch.tensor(clients), **named}
 
 
-def cosine_router(knowledge: Knowledge, voters: int, seed: int) -> CosineRouter:
-    """Eq. 12 with the references of all clients, or of some `voters` of them."""
-    counts, clients = knowledge["references/counts"], knowledge["references/clients"]
-    references = fill_missing(knowledge["references/values"], counts)
-    if 0 < voters < len(clients):
-        order = numpy_stream(seed, "voters").permutation(len(clients))
-        references = references[torch.from_numpy(order[:voters]).sort().values]
-    return CosineRouter(SubspaceBank.from_tensors(knowledge).routing, references)
-
-
-def gaussian_router(knowledge: Knowledge) -> RelevanceGaussians:
-    """Energies of all clients together: their mean, and their variance within and between clients."""
-    counts = knowledge["references/counts"].double()[:, :, None]
-    values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
-    known = ~values.isnan()
-    total = (counts * known).sum(0)
-    weights = counts * known / total.clamp_min(1)
-    means = torch.where(known, values.square(), 0.0)
-    pooled = (weights * means).sum(0)
-    spread = (weights * (torch.where(known, variances, 0.0) + (means - pooled).square())).sum(0)
-    guess = (pooled * (total > 0)).sum(0) / (total > 0).sum(0).clamp_min(1)  # of an entry that nobody knows
-    pooled = torch.where(total > 0, pooled, guess)
-    spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
-    return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)
-
-
 # Calibration
 
 
@@ -150,11 +121,10 @@ def calibrate(local: ClientTask, inference: Inference, batch: int) -> Message:
     """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
     loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
     for inputs, labels in local.held_back(batch):
-        seen = inference.see(local.network.embed(inputs))
-        evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
-        joint = inference.joint(evidence, seen.scores)
-        loss += losses(joint, inference.columns.labels == labels[:, None])
-        distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
+        heard = inference.hear(local.network.embed(inputs))
+        joint = inference.joint(heard, inference.route(heard, inference.chosen))
+        loss += losses(joint, inference.candidates.labels == labels[:, None])
+        distances += torch.bincount(bin_of(inference.unusual(heard.scores)["mahalanobis"]), minlength=BINS)
     return Message(CALIBRATION, {"loss": loss, "distances": distances})
 
 
@@ -172,10 +142,3 @@ def add_calibration(replies: Iterable[tuple[int, Message]], knowledge: Knowledge
         for name, tensor in message.tensors.items():
             known = knowledge.get(f"calibration/{name}")
             knowledge[f"calibration/{name}"] = tensor if known is None else known + tensor
-
-
-def calibration(knowledge: Knowledge) -> Calibration:
-    """As far as clients have told; neutral before."""
-    if "calibration/loss" not in knowledge:
-        return Calibration()
-    return Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
