@@ -29,7 +29,7 @@ from fedprotip.cli import app as cli
 from fedprotip.cli import bench as bench_cli
 from fedprotip.errors import RunError
 from fedprotip.federation.aggregate import Average
-from fedprotip.inference.ways import Vote
+from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
@@ -106,7 +106,7 @@ WRONG = {
     "average": ("fedprotip.federation.aggregate.Average.result", too_large),
     "round": ("fedprotip.federation.aggregate.Average.result", too_large),
     "task": ("fedprotip.models.prefix.Rows.read", other_rows),
-    "evaluate": ("fedprotip.inference.ways.Vote.log_scores", the_other_way_round),
+    "evaluate": ("fedprotip.inference.routers.Vote.log_scores", the_other_way_round),
     "clients": ("fedprotip.federation.aggregate.Average.result", too_large),
     "tasks": ("fedprotip.federation.aggregate.Average.result", too_large),
     "resume": ("fedprotip.store.folder.RunFolder.restore", other_tensors),
