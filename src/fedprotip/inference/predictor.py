@@ -23,6 +23,7 @@ from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.stream.plan import Plan
 
+SUFFIX = ".safetensors"
 TOGETHER = 512
 """Images of one forward pass."""
 
@@ -92,9 +93,10 @@ class Predictor:
         if images.dim() != 4 or images.shape[1:] not in (pixels.shape, pixels.given) or not len(images):
             needed = ", ".join(map(str, pixels.shape))
             raise UsageError(f"Images of shape {tuple(images.shape)}: this run needs (n, {needed}).")
-        self.network.eval()
-        parts = (pixels.normalised(part.float() / 255) for part in images.split(TOGETHER))
-        return self.inference.hear(torch.cat([self.network.embed(part) for part in parts]))
+        network = self.network.eval()
+        device = next(network.parameters()).device
+        parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
+        return self.inference.hear(torch.cat([network.embed(part) for part in parts]))
 
 
 def load(folder: str | Path) -> Predictor:
@@ -103,7 +105,8 @@ def load(folder: str | Path) -> Predictor:
     manifest = run.manifest()
     if manifest["status"] != "finished":
         raise UsageError(f"{run.path} is not finished; finish it first with: fedprotip resume {run.path}.")
-    if "plan.json" not in manifest["files"]:
+    files = manifest.get("files", {})
+    if "plan.json" not in files:
         raise UsageError(f"{run.path} has no plan.json: it is of an early version, and does not answer alone.")
     try:
         plan = Plan.model_validate_json(run.read_verified("plan.json"))
@@ -111,13 +114,12 @@ def load(folder: str | Path) -> Predictor:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
-    knowledge: Tensors = {}
-    for name in manifest["files"]:
-        group, _, ending = name.partition(".")
-        if ending == "safetensors":
-            tensors = parse_tensors(run.read_verified(name))
-            knowledge |= {f"{group}/{key}": tensor.clone() for key, tensor in tensors.items()}  # aligned like others
-    network = _filled(plan, {k.removeprefix("model/"): t for k, t in knowledge.items() if k.startswith("model/")})
+    groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
+    tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
+    network = _filled(plan, tensors.pop("model"))
+    knowledge = {
+        f"{group}/{name}": t.clone() for group, found in tensors.items() for name, t in found.items()
+    }  # aligned
     inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
     return Predictor(network, inference, plan)
 
