@@ -117,9 +117,8 @@ def load(folder: str | Path) -> Predictor:
     groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
     tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
     network = _filled(plan, tensors.pop("model"))
-    knowledge = {
-        f"{group}/{name}": t.clone() for group, found in tensors.items() for name, t in found.items()
-    }  # aligned
+    knowledge = {f"{group}/{name}": tensor for group, found in tensors.items() for name, tensor in found.items()}
+    knowledge = {name: tensor.clone() for name, tensor in knowledge.items()}  # aligned like any other tensor
     inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
     return Predictor(network, inference, plan)
 
