@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from fedprotip.inference.ways import Vote
 from safetensors.torch import save_file
 
 import benchmarks.__main__ as command
@@ -14,7 +15,6 @@ from benchmarks.inputs import angle, same_models
 from benchmarks.second_task import Size
 from fedprotip import RunError, UsageError
 from fedprotip.federation.aggregate import Average
-from fedprotip.inference.ways import Vote
 from fedprotip.models.prefix import Rows
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis

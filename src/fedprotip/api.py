@@ -220,6 +220,7 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     """The files that report, predict and export read; the manifest with their hashes comes last."""
     for name, tensors in {"model": full_state(server.network), **server.site.known.artefacts()}.items():
         folder.write_tensors(f"{name}.safetensors", tensors)
+    folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())

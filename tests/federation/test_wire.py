@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from fedprotip.federation.wire import Wire
 from torch import nn
 
 import fedprotip
 from fedprotip.federation.client import full_state, load_state, moving_state, prepare, release
 from fedprotip.federation.engines.local import LocalEngine
-from fedprotip.federation.wire import Wire
 from fedprotip.messages import Message
 from fedprotip.methods import create_method
 from fedprotip.methods.base import START

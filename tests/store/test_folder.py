@@ -394,15 +394,25 @@ def test_a_missing_summary_is_a_sentence(tmp_path):
 
 def test_the_manifest_tells_changed_files(tmp_path):
     run, _ = make(tmp_path / "run", 1)
-    run.write_tensors("model.safetensors", {"w": torch.ones(2)})
+    for name in ("model", "whatever a method keeps"):
+        run.write_tensors(f"{name}.safetensors", {"w": torch.ones(2)})
     run.write_json("summary.json", {"accuracy": "é"})
+    run.write_json("plan.json", {})
     run.write_manifest("finished", "", seed=3)
     assert run.manifest().seed == 3
     assert json.loads((run.path / "summary.json").read_text()) == {"accuracy": "é"}
-    assert run.verify() == {"settings.toml": "intact", "summary.json": "intact", "model.safetensors": "intact"}
+    files = ("settings.toml", "summary.json", "plan.json", "model.safetensors", "whatever a method keeps.safetensors")
+    assert run.verify() == dict.fromkeys(files, "intact")
+    assert run.read_verified(files[-1]) == run.read_verified("model.safetensors")
     damaged(run.path / "model.safetensors")
+    (run.path / files[-1]).write_bytes(b"")
     (run.path / "summary.json").unlink()
-    assert run.verify() == {"settings.toml": "intact", "summary.json": "missing", "model.safetensors": "changed"}
+    changed = {"summary.json": "missing", "model.safetensors": "changed", files[-1]: "changed"}
+    assert run.verify() == dict.fromkeys(files, "intact") | changed
+    with pytest.raises(RunError, match=r"whatever a method keeps\.safetensors was changed since the run ended"):
+        run.read_verified(files[-1])
+    with pytest.raises(RunError, match=r"summary\.json cannot be read: No such file"):
+        run.read_verified("summary.json")
 
 
 def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):

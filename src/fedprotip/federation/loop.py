@@ -54,8 +54,7 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
             with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
-            inference = server.inference(task)
-            evaluation = evaluate(server.network, server.stream, inference, task, settings, server.cache)
+            evaluation = evaluate(server.predictor(task), server.stream, task, settings, server.cache)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.site.known)
@@ -68,9 +67,9 @@ def meet_task(server: Server, task: int) -> None:
     """A task that is not learned yet stands for inputs of no task: would they be noticed?"""
     inside = server.progress.routing.get("inside")
     if inside:
-        server.progress.routing["unknown"] = evaluate_unknown(
-            server.network, server.stream, server.inference(task - 1), task, server.settings, server.cache, inside
-        )
+        known = server.predictor(task - 1)
+        unknown = evaluate_unknown(known, server.stream, task, server.settings, server.cache, inside)
+        server.progress.routing["unknown"] = unknown
 
 
 def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -> None:

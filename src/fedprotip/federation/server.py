@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
-from fedprotip.inference.ways import Inference
+from fedprotip.inference.predictor import Predictor
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
 from fedprotip.methods.exchange import Exchange
@@ -19,6 +19,7 @@ from fedprotip.seeds import numpy_stream
 from fedprotip.settings import DataSettings, RunSettings, Settings, to_toml
 from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
+from fedprotip.stream.plan import Plan
 
 Log = Callable[[Parcel], object]
 """Told of every parcel that goes to a client."""
@@ -194,9 +195,13 @@ class Server:
         self.progress.digests.append(len(self.progress.told))
         self.progress.told, self._told = [], []
 
-    def inference(self, task: int) -> Inference:
-        """How samples of tasks 0…task are answered."""
-        return self.site.inference(task)
+    def predictor(self, task: int) -> Predictor:
+        """What answers for samples of tasks 0…task."""
+        return Predictor(self.network, self.site.inference(self.method.answering(), task), self.plan(task))
+
+    def plan(self, task: int) -> Plan:
+        """What the run folder says about tasks 0…task beside its tensors."""
+        return self.stream.plan(self.method.answering(), self.network.shared_head, task + 1)
 
     # Checkpoints
 

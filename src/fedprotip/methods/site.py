@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedprotip.inference.ways import Inference
+from fedprotip.inference.answers import Inference
+from fedprotip.inference.assemble import assemble
 from fedprotip.messages import Spec
 from fedprotip.methods.state import Knowledge
 from fedprotip.methods.wire import TaskView, Wire
@@ -14,6 +15,7 @@ from fedprotip.models import Network
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
+from fedprotip.stream.plan import Answering
 
 if TYPE_CHECKING:
     from fedprotip.methods.base import Method
@@ -104,6 +106,6 @@ class Site:
         start = self.start.get(name)
         return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
 
-    def inference(self, task: int) -> Inference:
-        """How samples of tasks 0…task are answered."""
-        return self.method.inference(self.network, self.known, self.classes[: task + 1])
+    def inference(self, answering: Answering, task: int) -> Inference:
+        """How samples of tasks 0…task are answered, with what is known here."""
+        return assemble(answering, self.network, self.known, self.classes[: task + 1])

@@ -37,14 +37,8 @@ READABLE = (1, FORMAT)
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 DATA = "data.safetensors"
-ARTEFACTS = (
-    "settings.toml",
-    DATA,
-    "summary.json",
-    "model.safetensors",
-    "subspaces.safetensors",
-    "references.safetensors",
-)
+ARTEFACTS = ("settings.toml", "summary.json", "plan.json", "*.safetensors")
+"""Files whose hashes the manifest holds."""
 
 
 @contextmanager
@@ -132,7 +126,8 @@ class RunFolder:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-        files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
+        paths = (path for pattern in ARTEFACTS for path in sorted(self.path.glob(pattern)))
+        files = {path.name: hash_of_file(path) for path in paths}
         files["settings.toml"] = hash_of(settings_toml.encode())
         own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
         known = self.manifest().data if is_run(self.path) else None
@@ -190,6 +185,16 @@ class RunFolder:
             found = hash_of_file(path) if path.exists() else None
             state[name] = "missing" if found is None else "intact" if found == expected else "changed"
         return state
+
+    def read_verified(self, name: str) -> bytes:
+        """The content of a file of the manifest; one that is missing or changed is refused."""
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be read: {error.strerror or error}.") from None
+        if hash_of(data) != self.manifest().files.get(name):
+            raise RunError(f"{self.path / name} was changed since the run ended (its hash does not fit).")
+        return data
 
     def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log; those after the last checkpoint are cut off on resume."""

@@ -14,8 +14,9 @@ from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
 from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
+from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
 from fedprotip.stream.tasks import class_tasks, ordered
-from fedprotip.stream.transforms import Draws, augment, draw, enlarge
+from fedprotip.stream.transforms import Draws, augment, draw
 
 Batch = tuple[Tensor, Tensor]
 """Normalised images (n, c, h, w) and global labels (n,)."""
@@ -40,7 +41,9 @@ class Stream:
         self.tasks = tasks
         self._settings = settings
         scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
-        self._mean, self._std = (torch.tensor(x).view(1, -1, 1, 1) for x in scales[settings.data.normalize])
+        mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
+        channels, height, width = dataset.train_images.shape[1:]
+        self._pixels = Pixels(shape=dataset.image_shape, given=(channels, height, width), mean=mean, std=std)
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
 
@@ -100,9 +103,18 @@ class Stream:
         images, labels = self.dataset.test_images, self.dataset.test_labels
         return ahead(self._request(task, images, labels, indices) for indices in batches)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images (n, c, h, w) with values from 0 to 255 as the model sees them."""
-        return (images.float() / 255 - self._mean) / self._std
+    def plan(self, answering: Answering, shared_head: bool, tasks: int) -> Plan:
+        """What whoever answers for the first `tasks` tasks has to know, without the data."""
+        model = {"weights": "", "head": "shared" if shared_head else "per_task"}
+        return Plan(
+            classes=tuple(self.dataset.classes),
+            tasks=tuple(TaskPlan(name=task.name, classes=task.classes) for task in self.tasks[:tasks]),
+            scenario=self._settings.stream.scenario,
+            pixels=self._pixels,
+            model=self._settings.model.model_copy(update=model),
+            seed=self._settings.run.seed,
+            answering=answering,
+        )
 
     def _request(
         self,
@@ -119,9 +131,7 @@ class Stream:
         def finish() -> Batch:
             raw = files() if files else images[chosen]
             scaled = augment(raw, draws, how) if draws else raw.float() / 255
-            if scaled.shape[1:] != self.dataset.image_shape:
-                scaled = enlarge(scaled, self.dataset.size)
-            return self._shift((scaled - self._mean) / self._std, task), labels[chosen]
+            return self._shift(self._pixels.normalised(scaled), task), labels[chosen]
 
         return finish
 
