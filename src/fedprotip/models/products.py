@@ -107,7 +107,7 @@ class _Products(torch.autograd.Function):
     def forward(
         inputs: Tensor, weight: Tensor, bias: Tensor | None, module: nn.Module, other: OtherColumns | None
     ) -> Tensor:
-        weight = weight.detach()  # else autocast would keep a copy without gradient, for later calls too
+        weight = weight.detach()  # else autocast of older versions keeps a copy without gradient, for later calls too
         if isinstance(module, nn.Conv2d):
             return module._conv_forward(inputs, weight, bias)
         return F.linear(inputs, weight, bias)
