@@ -35,12 +35,19 @@ def quick(monkeypatch):
     monkeypatch.setattr(Sweep, "result", lambda self: {})
 
 
-def results(folder: Path):
-    """Everything of a run that must be the same when it is run again: bytes of tensors, metrics, logs."""
+def results(folder: Path, without=()):
+    """Everything of a run that must be the same when it is run again: bytes of tensors, metrics, logs.
+
+    without: kinds of messages that may differ, and are left out of the ledger and its totals.
+    """
     found = {name: (folder / name).read_bytes() for name in TENSORS if (folder / name).exists()}
     summary = json.loads((folder / "summary.json").read_text())
     found["summary"] = {key: value for key, value in summary.items() if key not in NOT_EXACT}
-    found["ledger"] = (folder / "ledger.jsonl").read_bytes()
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    found["ledger"] = b"".join(line for line in lines if json.loads(line)["kind"] not in without)
+    for totals in summary["bytes"].values():
+        for kind in without:
+            totals.pop(kind, None)
     found["events"] = [
         {key: value for key, value in json.loads(line).items() if key != "seconds"}
         for line in (folder / "events.jsonl").read_text().splitlines()

@@ -6,6 +6,9 @@ import fedprotip
 from tests.small import quick, results, small, tensors
 from tests.stream.trees import class_folders, picture
 
+PLAN = ["plan"]
+"""A run that was extended has told its clients a second, longer plan."""
+
 
 @pytest.mark.parametrize("method", ["fedprotip", "fedavg"])
 @pytest.mark.parametrize("stream", [{"task_size": 2}, {"task_size": [3, 1, 2, 2, 2], "order": "seeded"}], ids=str)
@@ -15,7 +18,7 @@ def test_four_tasks_and_one_more_equal_five(tmp_path, method, stream):
     first = stream["task_size"][:4] if isinstance(stream["task_size"], list) else stream["task_size"]
     fedprotip.run(small(stream={"tasks": 4, **stream, "task_size": first}, **sections), out=tmp_path / "four")
     fedprotip.extend(tmp_path / "four", tasks=1)
-    assert results(tmp_path / "four") == results(tmp_path / "five")
+    assert results(tmp_path / "four", PLAN) == results(tmp_path / "five", PLAN)
 
 
 def test_overlapping_classes_and_made_domains_extend_exactly_too(tmp_path):
@@ -26,7 +29,7 @@ def test_overlapping_classes_and_made_domains_extend_exactly_too(tmp_path):
         for tasks in (2, 3):
             fedprotip.run(small(stream={**stream, "tasks": tasks}), out=tmp_path / f"{name}-{tasks}")
         fedprotip.extend(tmp_path / f"{name}-2", tasks=1)
-        assert results(tmp_path / f"{name}-2") == results(tmp_path / f"{name}-3")
+        assert results(tmp_path / f"{name}-2", PLAN) == results(tmp_path / f"{name}-3", PLAN)
 
 
 def test_clients_leave_and_join(tmp_path):
@@ -34,7 +37,7 @@ def test_clients_leave_and_join(tmp_path):
     fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
     fedprotip.extend(tmp_path / "r", tasks=1, clients="0-1,5")
     fedprotip.run(small(clients={"roster": {"2": "0-1,5"}}), out=tmp_path / "planned")
-    assert results(tmp_path / "r") == results(tmp_path / "planned")
+    assert results(tmp_path / "r", PLAN) == results(tmp_path / "planned", PLAN)
     kept = tensors(tmp_path / "r", "references")
     assert kept["clients"].tolist() == [0, 1, 2, 5]
     counts = kept["counts"]
@@ -63,7 +66,7 @@ def test_an_interrupted_extension_is_resumed(tmp_path, monkeypatch):
     with pytest.raises(fedprotip.UsageError, match="not finished"):
         fedprotip.extend(tmp_path / "r", tasks=1)
     fedprotip.resume(tmp_path / "r")
-    assert results(tmp_path / "r") == results(tmp_path / "three")
+    assert results(tmp_path / "r", PLAN) == results(tmp_path / "three", PLAN)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Interrupted anywhere, a run ends with the same bytes as one that was never interrupted."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -13,23 +14,31 @@ from pathlib import Path
 import pytest
 
 import fedprotip
-from fedprotip.federation.client import Workspace
 from fedprotip.report import write_report
 from fedprotip.settings import to_toml
 from fedprotip.store import folder as runs
+from tests.sites import through
 from tests.small import quick, results, small
 from tests.stream.trees import class_folders, picture
 
 LONG = {"train": {"rounds": 12, "epochs": 2, "batch": 16}, "run": {"threads": 1, "geometry": 4}}
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "r"
-    fedprotip.run(small(**LONG), out=folder)
+def whole(folder, *overrides):
+    fedprotip.run(small(*overrides, **LONG), out=folder)
     found = results(folder)
     found["geometry"] = (folder / "geometry.json").read_text()
     return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return whole(tmp_path_factory.mktemp("whole") / "r")
+
+
+@pytest.fixture(scope="module")
+def seldom_saved(tmp_path_factory):
+    return whole(tmp_path_factory.mktemp("seldom") / "r", "run.checkpoint=5")
 
 
 def command(*arguments):
@@ -89,21 +98,21 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 
 
 def stop_after(monkeypatch, calls, verb="train"):
-    """Let the n-th call of a client's verb stop the run, as Ctrl-C would."""
-    original, seen = getattr(Workspace, verb), []
+    """Let the n-th answer of clients stop the run, as Ctrl-C would; verb: train, or summarise for all others."""
+    seen = []
 
-    def counted(self, *arguments):
+    def counted(answer, local, name):
         seen.append(1)
         if len(seen) == calls:
             raise KeyboardInterrupt
-        return original(self, *arguments)
+        return answer()
 
-    monkeypatch.setattr(Workspace, verb, counted)
+    through(monkeypatch, counted, verb)
 
 
 @pytest.mark.parametrize(("verb", "calls"), [("train", 2), ("train", 40), ("summarise", 2), ("summarise", 11)])
 @pytest.mark.parametrize("every", [1, 5])
-def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted, verb, calls, every):
+def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted, seldom_saved, verb, calls, every):
     folder = tmp_path / "r"
     with monkeypatch.context() as patch:
         stop_after(patch, calls, verb)
@@ -112,7 +121,21 @@ def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted,
     fedprotip.resume(folder)
     found = results(folder)
     found["geometry"] = (folder / "geometry.json").read_text()
-    assert found == uninterrupted
+    assert found == (uninterrupted if every == 1 else seldom_saved)
+
+
+def test_how_often_a_run_is_saved_changes_nothing_but_how_long_clients_are_to_remember(uninterrupted, seldom_saved):
+    """A question says how far back the server may go: that number is longer or shorter."""
+    ours, theirs = ({**found, "ledger": sizes(found["ledger"])} for found in (uninterrupted, seldom_saved))
+    for found in (ours, theirs):
+        found["summary"] = {**found["summary"], "bytes": found["summary"]["bytes"]["up"]}
+    assert ours == theirs
+
+
+def sizes(ledger):
+    """Every line of a ledger, without the bytes of questions."""
+    lines = map(json.loads, ledger.splitlines())
+    return [{**line, "bytes": 0 if line["kind"] == "ask" else line["bytes"]} for line in lines]
 
 
 @pytest.mark.parametrize("writes", [3, 10, 25, 60])
@@ -203,7 +226,7 @@ def test_an_extension_cut_off_before_it_wrote_the_settings_goes_on(tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             fedprotip.extend(tmp_path / "r", tasks=1)
     assert fedprotip.resume(tmp_path / "r")["tasks"] == 3
-    assert results(tmp_path / "r") == results(tmp_path / "three")
+    assert results(tmp_path / "r", without=["plan"]) == results(tmp_path / "three", without=["plan"])
 
 
 def test_other_versions_are_warned_about(tmp_path):

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.federation.client import Workspace
 from fedprotip.federation.server import Server
 from fedprotip.inference.statistics import Gaussians, Sums
+from fedprotip.messages import Message
+from fedprotip.methods.parts.start import ClosedStart
 from fedprotip.models import build_network
 from fedprotip.stream import build_stream
+from tests.sites import through
 from tests.small import quick, results, small, tensors
 from tests.test_resume import stop_after
 
@@ -86,12 +88,12 @@ def test_it_is_the_discriminant_of_all_samples_together(tmp_path, starts):
 def test_statistics_go_up_once_per_task_and_the_head_comes_down(tmp_path):
     fedprotip.run(settings_of("fedavg"), out=tmp_path / "r")
     lines = ledger(tmp_path / "r")
-    told = [(line["task"], line["client"]) for line in lines if line["kind"] == "statistics"]
+    told = [(line["task"], line["client"]) for line in lines if line["kind"] == "start"]
     assert told == [(task, client) for task in range(3) for client in range(3)]
     head, whole = 4 * (32 * 3 + 3), 4 * (64 * 32 + 32 + 32 * 32 + 32 + 32 * 3 + 3)
-    down = [ln["bytes"] for ln in lines if ln["direction"] == "down" and ln["client"] == 0]
+    down = [ln["bytes"] for ln in lines if (ln["direction"], ln["kind"], ln["client"]) == ("down", "model", 0)]
     assert down[:2] == [whole, head]  # the model for the statistics, then only the new head
-    features_stay_whole = [ln for ln in lines if ln["kind"] == "statistics"]
+    features_stay_whole = [ln for ln in lines if ln["kind"] == "start"]
     assert {ln["bytes"] for ln in features_stay_whole} == {
         3 * 8 + 4 * 3 * 32 + 4 * 32 * 33 // 2 + len('{"withheld": 0}')
     }
@@ -132,14 +134,13 @@ def test_stopped_between_the_start_of_a_later_task_and_its_first_round(tmp_path,
 @pytest.mark.parametrize("projection", ["local", "global"])
 def test_stopped_after_a_first_round_without_any_update(tmp_path, monkeypatch, projection):
     """Then only the head has moved in the task; all other tensors begin where they are, and Φ is respected."""
-    train = Workspace.train
 
-    def fails(self, client, round_):
-        if (self.task, round_) == (1, 0):
+    def fails(answer, local, name):
+        if (local.task, local.round) == (1, 0):
             raise ValueError("no power")
-        return train(self, client, round_)
+        return answer()
 
-    monkeypatch.setattr(Workspace, "train", fails)
+    through(monkeypatch, fails)
     settings = settings_of("fedprotip", f"method.projection={projection}", "train.rounds=3")
     fedprotip.run(settings, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -160,15 +161,14 @@ def test_with_nothing_told_the_head_begins_at_random(tmp_path, starts):
 
 def test_a_class_nobody_tells_about_can_still_be_learned(tmp_path, monkeypatch):
     """Class 1 is withheld by every client: its output begins neutral, and training finds it."""
-    original = Workspace.summarise
 
-    def silent(self, client, kind):
-        message = original(self, client, kind)
+    def silent(answer, local, name):
+        message = answer()
         message.tensors["counts"][1] = 0
         message.tensors["sums"][1] = 0
         return message
 
-    monkeypatch.setattr(Workspace, "summarise", silent)
+    through(monkeypatch, silent, "summarise")
     summary = fedprotip.run(settings_of("fedavg", "train.rounds=4"), out=tmp_path / "r")
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path / "r", "model").values())
     assert summary["matrix"]["aware"][0][0] > 80
@@ -179,7 +179,7 @@ def test_a_head_that_all_domains_share_is_started_once(tmp_path, domains):
     stream = {"scenario": "domain", "tasks": 2, "domains": domains, "task_size": 0}
     settings = small(CLOSED, method={"name": "fedavg"}, stream=stream)
     fedprotip.run(settings, out=tmp_path / "r")
-    assert {line["task"] for line in ledger(tmp_path / "r") if line["kind"] == "statistics"} == {0}
+    assert {line["task"] for line in ledger(tmp_path / "r") if line["kind"] == "start"} == {0}
 
 
 def test_closed_forms_need_no_head_start(tmp_path):
@@ -192,14 +192,14 @@ def test_closed_forms_need_no_head_start(tmp_path):
 
 def test_rounded_on_its_way_it_is_the_same_for_server_and_clients(tmp_path, monkeypatch):
     """In bf16 the server goes on with the head that clients received, as after every round."""
-    held, original = [], Server.start_head
+    held, original = [], ClosedStart.receive
 
-    def watched(self, replies, task):
-        original(self, replies, task)
-        sent = self.wire.unpack(self.news)
-        own = dict(self.network.named_parameters())
+    def watched(self, message, site):
+        original(self, message, site)
+        sent = site.wire.unpack(Message.from_bytes(message.to_bytes()).tensors)
+        own = dict(site.network.named_parameters())
         held.append(all(torch.equal(own[name], tensor) for name, tensor in sent.items()))
 
-    monkeypatch.setattr(Server, "start_head", watched)
+    monkeypatch.setattr(ClosedStart, "receive", watched)
     fedprotip.run(settings_of("fedavg", "train.wire=bf16"), out=tmp_path / "r")
     assert held == [True] * 3

@@ -8,10 +8,10 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import fedprotip
-from fedprotip.federation.client import Workspace
 from fedprotip.models import build_network
 from fedprotip.stream import build_stream
 from fedprotip.stream.stream import Stream
+from tests.sites import through
 from tests.small import quick, results, small, tensors
 
 
@@ -58,8 +58,9 @@ def test_without_adapting_no_model_travels_up_and_nothing_moves(tmp_path):
     found = tensors(tmp_path / "r", "model")
     assert all(torch.equal(found[f"backbone.{name}"], value) for name, value in network.backbone.state_dict().items())
     lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines if line["direction"] == "up"} == {"statistics"}
-    assert len([line for line in lines if line["direction"] == "up"]) == 3 * 3
+    up = [line["kind"] for line in lines if line["direction"] == "up"]
+    assert set(up) == {"presence", "statistics"}
+    assert up.count("statistics") == 3 * 3
 
 
 def test_adapting_trains_in_the_first_task_only(tmp_path):
@@ -129,15 +130,13 @@ def test_clients_with_too_few_of_every_class_leave_a_run_that_ends(tmp_path, met
 
 
 def test_damaged_statistics_are_left_out_and_counted(tmp_path, monkeypatch):
-    original = Workspace.summarise
-
-    def broken(self, client, kind):
-        message = original(self, client, kind)
-        if client == 1:
+    def broken(answer, local, name):
+        message = answer()
+        if local.client == 1:
             message.tensors["moment"][0] = -1.0
         return message
 
-    monkeypatch.setattr(Workspace, "summarise", broken)
+    through(monkeypatch, broken, "summarise")
     summary = run(tmp_path / "r")
     assert summary["failures"] == {"count": 3, "by_reason": {"a second moment is smaller than its sums allow": 3}}
 

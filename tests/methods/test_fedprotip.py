@@ -6,14 +6,16 @@ import torch
 import fedprotip
 from fedprotip.inference import assemble, route
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import ClientTask, create_method
-from fedprotip.methods.fedprotip import ROUTING, SIGMA
-from fedprotip.methods.parts import identity
+from fedprotip.methods import create_method
+from fedprotip.methods.parts import references
+from fedprotip.methods.parts.bases import SIGMA
+from fedprotip.methods.parts.moments import Moments
+from fedprotip.methods.parts.protection import ROUTING
+from fedprotip.methods.state import Knowledge
 from fedprotip.models import build_network
-from fedprotip.models.prefix import PrefixCache
-from fedprotip.store.files import ClientStore, ObjectFolder
 from fedprotip.stream import build_stream
 from fedprotip.subspace.bank import SubspaceBank
+from tests.sites import Ends
 from tests.small import small, tensors
 
 
@@ -22,37 +24,28 @@ def make(tmp_path):
     """A method with everything it works on, before the end of the first task."""
 
     def build(**options):
-        settings = small(method=options)
-        method, stream = create_method(settings), build_stream(settings)
-        network = build_network(settings, stream.dataset.image_shape, method.routes).eval()
-        network.add_head(stream.tasks[0].classes, 0, 0)
-        objects = ObjectFolder(tmp_path / "objects")
-        objects.create()
-        store, cache = ClientStore(objects, 2**20), PrefixCache(stream, settings)
-
-        def at(client, knowledge, task=0):
-            return ClientTask(client, task, network, knowledge, stream, store, seed=0, cache=cache)
-
-        return method, network, at
+        ends = Ends(small(method=options, stream={"tasks": 4}), tmp_path)
+        return ends.method, ends, lambda client, known=(), task=0: ends.local(client, ends.site(known, task))
 
     return build
 
 
 def test_threshold_grows_by_task_and_follows_patterns(make):
-    method, _, _ = make(threshold=0.7, layer_thresholds={"3.*": 0.9, "*": 0.8})
-    assert method.threshold("3.weight", 0) == 0.9
-    assert method.threshold("1.weight", 4) == pytest.approx(0.804)
-    method, _, _ = make(threshold=0.9995)
-    assert method.threshold("1.weight", 7) == 1.0
+    bases = make(threshold=0.7, layer_thresholds={"3.*": 0.9, "*": 0.8})[0].exchange("basis")
+    assert bases.threshold("3.weight", 0) == 0.9
+    assert bases.threshold("1.weight", 4) == pytest.approx(0.804)
+    bases = make(threshold=0.9995)[0].exchange("basis")
+    assert bases.threshold("1.weight", 7) == 1.0
 
 
 @pytest.mark.parametrize("options", [{}, {"merge": "energy"}, {"routing_rank": 3}, {"rank_rule": "mass"}])
 def test_a_clients_message_is_valid_and_merges(make, options):
-    method, network, at = make(**options)
-    replies = [(client, method.summarise("basis", at(client, {}))) for client in range(3)]
+    method, ends, at = make(**options)
+    bases, server = method.exchange("basis"), ends.site()
+    replies = [(client, answer(bases, at(client))) for client in range(3)]
     for _, message in replies:
-        method.validate(message, network, {}, 0)
-    merged = method.digest("basis", iter(replies), network, {}, 0)
+        bases.check(message, server)
+    merged = bases.digest(iter(replies), server)
     assert set(merged.tensors) == {"1.weight", "3.weight", ROUTING}
     if options.get("merge") != "energy":
         for name in ("1.weight", "3.weight"):  # the union holds every client's directions
@@ -62,15 +55,22 @@ def test_a_clients_message_is_valid_and_merges(make, options):
                 assert (u - phi @ (phi.T @ u)).abs().max() < 1e-4
     if options.get("routing_rank"):
         assert merged.tensors[ROUTING].shape[1] == 3
-    own_and_server = {}, {}
-    for knowledge in own_and_server:  # client and server make the same of the broadcast
-        method.receive(knowledge, merged, 0)
-    assert own_and_server[0].keys() == own_and_server[1].keys()
+    own, sent = at(0).site, Message.from_bytes(merged.to_bytes())
+    bases.receive(merged, server)
+    bases.receive(sent, own)  # client and server make the same of the broadcast
+    assert own.known.keys() == server.known.keys()
+    assert all(torch.equal(own.known[name], server.known[name]) for name in own.known)
+
+
+def answer(exchange, local):
+    """As an engine asks for it."""
+    with torch.no_grad():
+        return exchange.answer(local)
 
 
 def test_singular_values_travel_only_when_they_are_needed(make):
     method, _, at = make()
-    message = method.summarise("basis", at(0, {}))
+    message = answer(method.exchange("basis"), at(0))
     assert not any(name.startswith(SIGMA) for name in message.tensors)
     assert message.meta == {}
 
@@ -85,31 +85,32 @@ def test_singular_values_travel_only_when_they_are_needed(make):
 )
 def test_no_more_images_than_columns_run(make, options, expected):
     method, _, at = make(**options)
-    local = at(0, {})
-    message = method.summarise("basis", local)
-    assert local.store.get(0, "moment-0")["samples"] == expected
+    local = at(0)
+    message = answer(method.exchange("basis"), local)
+    assert local.own.get("moment-0")["samples"] == expected
     if options.get("projection") != "none":
         assert message.tensors["1.weight"].shape[1] > 1
 
 
 def test_every_image_passes_once_for_columns_and_moments(make):
     """Forty images: the first 32 give the columns, and the moments are of all of them."""
-    method, network, at = make(columns=40, per_image=4, statistics=False, router="cosine")
-    local, passed = at(0, {}), []
+    method, ends, at = make(columns=40, per_image=4, statistics=False, router="cosine")
+    local, network, passed = at(0), ends.network, []
     hook = network.backbone.register_forward_hook(lambda module, inputs, features: passed.append(features))
-    method.summarise("basis", local)
+    answer(method.exchange("basis"), local)
     hook.remove()
     assert [len(features) for features in passed] == [32, 8]
-    features = torch.cat([network.embed(batch) for batch in local.batches(40, 40)]).double()
-    kept = local.store.get(0, "moment-0")
+    features = torch.cat([network.embed(batch) for batch in local.images(40, 40)]).double()
+    kept = local.own.get("moment-0")
     assert kept["samples"] == 40
     assert torch.allclose(kept["moment"], features.T @ features)
     assert torch.allclose(kept["sum"], features.sum(0))
 
 
 def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
-    method, network, at = make()
-    names = method.summarise("basis", at(0, {})).tensors.keys()
+    method, ends, at = make()
+    bases = method.exchange("basis")
+    names = answer(bases, at(0)).tensors.keys()
     knowledge = {
         "subspaces/layers/1.weight": torch.eye(64),
         "subspaces/ranks/1.weight": torch.tensor([64]),
@@ -118,18 +119,18 @@ def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):
         "subspaces/routing/0000": torch.eye(24, 2),
     }
     captured = []
-    original = fedprotip.methods.fedprotip.capture
+    original = fedprotip.methods.parts.bases.capture
     monkeypatch.setattr(
-        "fedprotip.methods.fedprotip.capture",
+        "fedprotip.methods.parts.bases.capture",
         lambda *args: captured.append(dict(original(*args))) or dict(captured[-1]),
     )
-    network.add_head([2, 3], 0, 1)
-    message = method.summarise("basis", at(0, knowledge, 1))
+    server = ends.site(knowledge, 1)
+    message = answer(bases, at(0, knowledge, 1))
     assert [set(columns) for columns in captured] == [{"3.weight"}]
     assert message.tensors.keys() == names
     assert message.tensors["1.weight"].shape == (64, 0)
-    method.validate(message, network, knowledge, 1)
-    merged = method.digest("basis", iter([(0, message)]), network, knowledge, 1)
+    bases.check(message, server)
+    merged = bases.digest(iter([(0, message)]), server)
     assert merged.tensors["1.weight"].shape == (64, 0)
     assert (torch.eye(24, 3).T @ merged.tensors["3.weight"]).abs().max() < 1e-6
 
@@ -167,11 +168,12 @@ def wrong_dtype(message):
     [break_orthonormality, break_finiteness, drop_routing, empty_routing, unknown_layer, wrong_width, wrong_dtype],
 )
 def test_bad_bases_are_rejected(make, damage):
-    method, network, at = make()
-    message = method.summarise("basis", at(0, {}))
+    method, ends, at = make()
+    message = answer(method.exchange("basis"), at(0))
+    method.exchange("basis").check(message, ends.site())
     damage(message)
     with pytest.raises(BadMessage):
-        method.validate(message, network, {}, 0)
+        method.exchange("basis").check(message, ends.site())
 
 
 @pytest.mark.parametrize(
@@ -184,33 +186,35 @@ def test_bad_bases_are_rejected(make, damage):
     ],
 )
 def test_bad_references_are_rejected(make, values, counts):
-    method, network, _ = make()
+    method, ends, _ = make()
     tensors = {"values": values, "variances": torch.ones_like(values), "counts": counts}
     with pytest.raises(BadMessage):
-        method.validate(Message("reference", tensors), network, {}, 0)
+        method.exchange("reference").check(Message("reference", tensors), ends.site())
 
 
 @pytest.mark.parametrize("variance", [-1.0, torch.nan])
 def test_bad_variances_are_rejected(make, variance):
-    method, network, _ = make()
+    method, ends, _ = make()
     tensors = {"values": torch.ones(1, 1), "variances": torch.ones(1, 1), "counts": torch.ones(1, dtype=torch.int64)}
-    method.validate(Message("reference", tensors), network, {}, 0)
+    method.exchange("reference").check(Message("reference", tensors), ends.site())
     tensors["variances"] = torch.full((1, 1), variance)
     with pytest.raises(BadMessage):
-        method.validate(Message("reference", tensors), network, {}, 0)
+        method.exchange("reference").check(Message("reference", tensors), ends.site())
 
 
 def test_references_of_clients_that_left_are_kept_with_gaps(make):
-    method, network, _ = make()
-    knowledge = {}
+    method, ends, _ = make()
+    exchange, server = method.exchange("reference"), ends.site()
+    knowledge = server.known
 
     def refer(value, *counts):
         tasks = len(counts)
         square = torch.full((tasks, tasks), value)
         return Message("reference", {"values": square, "variances": 10 * square, "counts": torch.tensor(counts)})
 
-    method.digest("reference", [(0, refer(1.0, 5)), (1, refer(2.0, 7))], network, knowledge, 0)
-    method.digest("reference", [(1, refer(3.0, 7, 9)), (4, refer(4.0, 0, 2))], network, knowledge, 1)
+    exchange.digest([(0, refer(1.0, 5)), (1, refer(2.0, 7))], server)
+    server.task = 1
+    exchange.digest([(1, refer(3.0, 7, 9)), (4, refer(4.0, 0, 2))], server)
     assert knowledge["references/clients"].tolist() == [0, 1, 4]
     values = knowledge["references/values"]
     assert values[0, 0, 0] == 1
@@ -240,20 +244,20 @@ def test_no_task_is_invisible_even_when_the_feature_space_is_full(tmp_path, rule
 
 
 def test_dead_features_still_give_a_routing_basis(make):
-    method, network, at = make()
+    method, ends, at = make()
     with torch.no_grad():
-        for parameter in network.backbone.parameters():
+        for parameter in ends.network.backbone.parameters():
             parameter.zero_()
-    message = method.summarise("basis", at(0, {}))
-    method.validate(message, network, {}, 0)
+    message = answer(method.exchange("basis"), at(0))
+    method.exchange("basis").check(message, ends.site())
     assert message.tensors[ROUTING].shape == (24, 1)
 
 
 def test_a_subset_of_voters_decides(tmp_path):
     fedprotip.run(small(clients={"count": 25}), out=tmp_path / "r")
-    knowledge = {f"subspaces/{n}": t for n, t in tensors(tmp_path / "r", "subspaces").items()}
-    knowledge |= {f"references/{n}": t for n, t in tensors(tmp_path / "r", "references").items()}
-    knowledge |= {f"statistics/{n}": t for n, t in tensors(tmp_path / "r", "statistics").items()}
+    knowledge = Knowledge(create_method(small()).state)
+    for group in ("subspaces", "references", "statistics"):
+        knowledge.update({f"{group}/{name}": tensor for name, tensor in tensors(tmp_path / "r", group).items()})
     stream = build_stream(small())
     network = build_network(small(), stream.dataset.image_shape, True)
     classes = [task.classes for task in stream.tasks]
@@ -273,21 +277,22 @@ def test_references_of_earlier_tasks_are_not_computed_again(make, monkeypatch):
     _, _, at = make()
     calls = []
     monkeypatch.setattr(
-        identity, "references", lambda *args: calls.append(len(args[0]) * len(args[3])) or route.references(*args)
+        references, "references", lambda *args: calls.append(len(args[0]) * len(args[3])) or route.references(*args)
     )
     bank = SubspaceBank()
     for task in range(4):
         bank.routing.append(torch.linalg.qr(torch.randn(24, 3, generator=torch.Generator().manual_seed(task)))[0])
         local = at(0, bank.to_tensors(), task)
         if task != 1:  # that task was learned without this client
-            moments = identity.Moments(24)
+            moments = Moments(24)
             moments.add(torch.randn(6, 24, generator=torch.Generator().manual_seed(10 + task)))
             moments.keep(local)
-            bit_by_bit = identity.refer(local)
+            bit_by_bit = references.refer(local)
     assert sum(calls) == 1 + (1 * 2 + 3) + (2 + 4)  # the new columns of known tasks, and the row of the new one
-    get = local.store.get
-    monkeypatch.setattr(local.store, "get", lambda client, name: None if name == identity.TOLD else get(client, name))
-    at_once = identity.refer(local)
-    for name in identity.PARTS:
+    store = local.own.store
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda client, name: None if name == references.TOLD else get(client, name))
+    at_once = references.refer(local)
+    for name in references.PARTS:
         assert torch.allclose(bit_by_bit.tensors[name], at_once.tensors[name])
     assert bit_by_bit.tensors["counts"].tolist() == [6, 0, 6, 6]

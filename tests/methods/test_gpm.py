@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprotip
-from fedprotip.federation.client import local_batches
+from fedprotip.methods.parts.training import local_batches
 from fedprotip.models import build_network
 from fedprotip.seeds import numpy_stream
 from fedprotip.stream import build_stream

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedprotip.federation.client import moving_state
 from fedprotip.models import build_network
 from fedprotip.models.freeze import declare_stages
 from fedprotip.models.norms import moving_norms, training_mode
+from fedprotip.models.state import moving_state
 from fedprotip.settings import ModelSettings, load
 
 POLICIES = [("frozen", [False] * 3), ("freeze_after_first", [True, False, False]), ("track", [True] * 3)]
@@ -83,6 +83,8 @@ def test_only_moving_statistics_travel(policy, moves, freeze):
     network = build_network(settings, (1, 8, 8), routes=True)
     for task, move in enumerate(moves):
         norms = ["1", "5"] if freeze == "none" or task == 0 else ["5"]
-        names = {name for name in moving_state(network, settings, task) if name not in dict(network.named_parameters())}
+        names = {
+            name for name in moving_state(network, settings.model, task) if name not in dict(network.named_parameters())
+        }
         buffers = ("running_mean", "running_var", "num_batches_tracked")
         assert names == ({f"backbone.{norm}.{buffer}" for norm in norms for buffer in buffers} if move else set())

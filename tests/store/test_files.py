@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprotip.errors import RunError
-from fedprotip.store.files import ClientStore, ObjectFolder, hash_of, serialise, size_of, write_atomic
+from fedprotip.store.clients import ClientStore
+from fedprotip.store.files import hash_of, serialise, size_of, write_atomic
+from fedprotip.store.objects import ObjectFolder
 
 
 @pytest.fixture

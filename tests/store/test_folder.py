@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedprotip.errors import RunError, UsageError
-from fedprotip.store import files
 from fedprotip.store import folder as runs
+from fedprotip.store import objects
 from fedprotip.store.folder import RunFolder, explained, free_path, is_run
+from fedprotip.store.objects import unsealed
 from tests.store.test_files import crash_at
 
 BUDGETS = [0, 256]
@@ -197,7 +198,7 @@ def test_every_flipped_byte_of_an_index_is_recognised(tmp_path):
         flipped = bytes([good[place] ^ 1])
         digits += flipped.isdigit()
         with pytest.raises((RunError, ValueError)):
-            runs._unsealed(good[:place] + flipped + good[place + 1 :])
+            unsealed(good[:place] + flipped + good[place + 1 :])
     assert digits > 10
     index.write_bytes(good.replace(b'"step": 2', b'"step": 7'))
     step, warnings = found(tmp_path / "run")
@@ -474,8 +475,8 @@ def test_the_same_steps_make_the_same_bytes(tmp_path):
 def test_a_group_that_nobody_touched_is_not_read_again(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "r", "")
     store, read = run.store(256), []
-    original = files.serialise
-    monkeypatch.setattr(files, "serialise", lambda tensors: read.append(sorted(tensors)) or original(tensors))
+    original = objects.serialise
+    monkeypatch.setattr(objects, "serialise", lambda tensors: read.append(sorted(tensors)) or original(tensors))
     still, moving = {"s": torch.ones(3)}, {"m": torch.zeros(3)}
 
     def checkpoint(**more):

@@ -16,32 +16,31 @@ from torch import nn
 
 import fedprotip
 from fedprotip.errors import RunError, UsageError
-from fedprotip.federation.client import Workspace
 from fedprotip.federation.engines import pool as workers
-from fedprotip.federation.engines.pool import Worker, WorkerEngine, fingerprint, useful_workers
+from fedprotip.federation.engines.pool import PoolEngine, Worker, fingerprint, useful_workers
+from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
 from fedprotip.models import build_network
 from fedprotip.models.heads import _builders
 from fedprotip.settings import KNOWN, to_toml
-from fedprotip.store.files import ClientStore, ObjectFolder, hash_of
+from fedprotip.store.files import hash_of
 from fedprotip.stream import build_stream
+from tests.sites import through
 from tests.small import results, small
 
 FIVE = {"count": 5, "alpha": 0.3}  # uneven: clients finish in another order than they begin
 
 
+def with_workers(count):
+    """Overrides for so many workers; 0: everything in this process."""
+    return [f"run.workers={count}", "run.engine=pool"] if count else ["run.engine=local"]
+
+
 def run(folder, settings, count, observers=()):
     """The results of a run with so many workers."""
-    fedprotip.run(settings, overrides=[f"clients.workers={count}"], out=folder, observers=observers)
+    fedprotip.run(settings, overrides=with_workers(count), out=folder, observers=observers)
     assert multiprocessing.active_children() == []
     return results(folder)
-
-
-def place(settings):
-    """A workspace as api makes it."""
-    method, stream = create_method(settings), build_stream(settings)
-    network = build_network(settings, stream.dataset.image_shape, method.routes)
-    return Workspace(settings, method, network, stream, ClientStore(ObjectFolder(Path("unused")), 0))
 
 
 CASES = {
@@ -102,7 +101,7 @@ def set_workers(folder, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", [0, 3])
+@pytest.mark.parametrize("then", [1, 3])
 def test_an_interrupted_run_goes_on_with_another_number_of_workers(tmp_path, alone, then):
     def stop():
         assert len(multiprocessing.active_children()) == 2
@@ -124,7 +123,7 @@ def test_a_worker_that_dies_is_named_and_the_run_can_be_resumed(tmp_path, alone)
     with pytest.raises(RunError, match=r"A worker process died while it .* \(exit code -9\); .*resume"):
         run(tmp_path / "r", small(clients=FIVE), 2, [interrupt(4, kill)])
     assert multiprocessing.active_children() == []
-    assert not list((tmp_path / "r").glob("fedprotip-*"))
+    assert not list((tmp_path / "r").rglob("fedprotip-*"))
     fedprotip.resume(tmp_path / "r")
     assert results(tmp_path / "r") == alone
 
@@ -140,35 +139,41 @@ class Other(nn.Module):
 
 def test_what_only_this_process_knows_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(_builders, "mlp", lambda *_: Other())
-    with pytest.raises(UsageError, match=r"workers = 2: .* another method, model or dataset .* valid value is 0\."):
+    with pytest.raises(UsageError, match=r'"pool": .* another method, model or dataset .* choose "local"\.'):
         run(tmp_path / "other", small(), 2)
     monkeypatch.setitem(KNOWN, "model.name", dict(KNOWN["model.name"]))  # forgotten after this test
     fedprotip.models.register("only_here")(lambda *_: Other())
-    with pytest.raises(UsageError, match=r"model.name = 'only_here' is unknown.* registered in Python .* value is 0\."):
+    with pytest.raises(UsageError, match=r"model.name = 'only_here' is unknown.* is registered in a script"):
         run(tmp_path / "missing", small(model={"name": "only_here"}), 2)
     assert multiprocessing.active_children() == []
 
 
-def test_no_more_workers_than_clients_of_a_round():
+def test_no_more_workers_than_clients_of_a_task():
+    """All clients of a task are asked for something, whatever share of them trains."""
     counts = [
-        useful_workers(place(small(f"clients.workers={workers}", clients={"count": 6, "fraction": fraction})))
-        for workers, fraction in ((4, 1.0), (9, 1.0), (9, 0.5), (3, 0.01))
+        useful_workers(settings, build_stream(settings))
+        for settings in (
+            small(f"run.workers={count}", clients={"count": 6, "fraction": fraction})
+            for count, fraction in ((4, 1.0), (9, 1.0), (9, 0.5))
+        )
     ]
-    assert counts == [4, 6, 3, 1]
+    assert counts == [4, 6, 6]
 
 
 def test_another_dataset_or_method_is_recognised():
-    mine = fingerprint(place(small()))
-    assert mine == fingerprint(place(small("run.threads=2")))
+    def of(settings):
+        return fingerprint(settings, build_stream(settings))
+
+    assert of(small()) == of(small("run.threads=2"))
     others = [small(method={"name": "fedavg"}), small(model={"width": 25}), small(data={"train_limit": 50})]
-    assert mine not in [fingerprint(place(settings)) for settings in others]
+    assert of(small()) not in [of(settings) for settings in others]
 
 
 class Threaded(Worker):
     """A worker in a thread of this process, where a test can change what it does."""
 
-    def __init__(self, wanted):
-        self.task = self.round = self.client = None
+    def __init__(self):
+        self.busy_with = None
         self.connection, theirs = multiprocessing.Pipe()
         self.process = self
         self._thread = threading.Thread(target=workers.main, args=(theirs,), daemon=True)
@@ -186,23 +191,21 @@ def broken(monkeypatch):
     """One worker in a thread; client 1 raises an error in the second task."""
 
     def install(error):
-        original = Workspace.train
-
-        def train(self, client, round_):
-            if client == 1 and self.task == 1:
+        def failing(answer, local, name):
+            if (local.client, local.task) == (1, 1):
                 raise error
-            return original(self, client, round_)
+            return answer()
 
-        monkeypatch.setattr(Workspace, "train", train)
+        through(monkeypatch, failing)
         monkeypatch.setattr(workers, "Worker", Threaded)
 
     return install
 
 
 def test_a_failing_client_is_left_out_as_in_one_process(tmp_path, broken):
-    broken(OSError("the disk of this hospital is full"))
+    broken(ValueError("the scanner of this hospital is off"))
     one, other = run(tmp_path / "alone", small(), 0), run(tmp_path / "workers", small(), 1)
-    assert one["summary"]["failures"]["by_reason"] == {"OSError: the disk of this hospital is full": 3}
+    assert one["summary"]["failures"]["by_reason"] == {"ValueError: the scanner of this hospital is off": 3}
     assert one == other
 
 
@@ -224,10 +227,10 @@ def test_updates_that_are_not_finite_are_rejected_alike(tmp_path):
 
 
 def test_replies_keep_their_order_and_workers_run_ahead_only_so_far(tmp_path):
-    settings = small("clients.workers=2", clients={"count": 12, "alpha": 0.3})
-    workspace, turn = place(settings), []
-    engine = WorkerEngine(workspace, tmp_path)
-    most = 0
+    settings = small("run.workers=2", clients={"count": 12, "alpha": 0.3})
+    method, stream = create_method(settings), build_stream(settings)
+    server = Server(settings, method, build_network(settings, stream.dataset.image_shape, method.routes), stream)
+    engine, turn, most = PoolEngine(stream, settings, tmp_path), [], 0
     original = engine._collect
 
     def counting(answers):
@@ -235,30 +238,30 @@ def test_replies_keep_their_order_and_workers_run_ahead_only_so_far(tmp_path):
         original(answers)
         most = max(most, len(answers))
 
+    def requests(round_):
+        server.progress.step += 1
+        for client in range(12):
+            turn.append(client)
+            yield server.request(client, method.exchange("model"), round_, lambda parcel: None)
+
     engine._collect = counting
+    server.begin_task(0)
     try:
-        engine.begin_task(0, place_network(workspace), {})
-        replies = engine.train(engine.present(range(12)), 0, lambda client: turn.append(client) or [])
-        for reply in replies:
-            assert turn[-1] == reply.client
-            if reply.client == turn[0]:
+        for place, reply in enumerate(engine.ask(requests(0))):
+            assert reply.client == place
+            assert reply.message.kind == "model"
+            assert len(turn) <= place + 2 * workers.AHEAD
+            if place == 0:
                 time.sleep(1)  # a slow server: workers have all the time to run ahead
-        assert turn == engine.present(range(12))
+        assert turn == list(range(12))
         assert most <= 2 * workers.AHEAD
-        abandoned = engine.train(turn, 1, lambda client: [])
+        abandoned = engine.ask(requests(1))
         next(abandoned)
         abandoned.close()
         assert multiprocessing.active_children() == []
     finally:
         engine.close()
-    assert not list(tmp_path.iterdir())
-
-
-def place_network(workspace):
-    """A server's network of the first task."""
-    other = place(workspace.settings)
-    other.begin_task(0)
-    return other.network
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(12))  # folders of clients alone
 
 
 SCRIPT = """
@@ -275,17 +278,17 @@ class MoodyOptions(MethodSettings):
 class Moody(Method):
     name, Options = "moody", MoodyOptions
 
-    def loss(self, network, inputs, labels, task):
-        if task == 1 and len(labels.unique()) == 1:
+    def loss(self, local, inputs, labels):
+        if local.task == 1 and len(labels.unique()) == 1:
             raise ValueError("only one class")
-        return super().loss(network, inputs, labels, task)
+        return super().loss(local, inputs, labels)
 
 {guard}
     settings = {{"stream": {{"tasks": 2, "task_size": 2}}, "clients": {{"count": 5, "alpha": 0.3}},
                 "method": {{"name": "moody"}}, "model": {{"width": 16}}, "run": {{"threads": 1}},
                 "train": {{"rounds": 2, "epochs": 1, "batch": 4}}}}
-    for count in (2, 0):
-        fedprotip.run(settings, ["clients.workers=%d" % count], out=sys.argv[1] + str(count))
+    for engine in ("pool", "local"):
+        fedprotip.run(settings, ["run.engine=" + engine, "run.workers=2"], out=sys.argv[1] + engine)
 """
 
 
@@ -304,8 +307,8 @@ def test_a_script_that_registers_at_its_top(tmp_path, guarded):
     )
     if guarded:
         assert done.returncode == 0, done.stderr
-        found = results(tmp_path / "r2")
-        assert found == results(tmp_path / "r0")
+        found = results(tmp_path / "rpool")
+        assert found == results(tmp_path / "rlocal")
         assert list(found["summary"]["failures"]["by_reason"]) == ["ValueError: only one class"]
     else:
         assert 'below if __name__ == "__main__":' in done.stderr.strip().splitlines()[-1]
@@ -321,7 +324,7 @@ def children(pid):
 def test_stopped_from_outside_no_process_is_left(tmp_path, stop):
     """Ctrl-C reaches the whole group; after SIGKILL of the run workers see that it is gone."""
     folder, file = tmp_path / "r", tmp_path / "settings.toml"
-    file.write_text(to_toml(small("clients.workers=2", clients=FIVE, train={"rounds": 500})))
+    file.write_text(to_toml(small(*with_workers(2), clients=FIVE, train={"rounds": 500})))
     process = subprocess.Popen(
         [sys.executable, "-m", "fedprotip", "run", file, "--out", folder],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -342,7 +345,7 @@ def test_stopped_from_outside_no_process_is_left(tmp_path, stop):
     if stop == signal.SIGINT:
         assert process.returncode == 1
         assert "fedprotip resume" in output.replace("\n", " ")
-        assert not list(folder.glob("fedprotip-*"))
+        assert not list(folder.rglob("fedprotip-*"))
     assert "Traceback" not in output
     end = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < end:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedprotip.federation.client import build_optimizer
 from fedprotip.methods.parts.projection import ProjectUpdate, linear_decay
+from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models.capture import find_layers
 from fedprotip.models.products import by_products
 from fedprotip.settings import TrainSettings

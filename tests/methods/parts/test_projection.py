@@ -6,6 +6,7 @@ import torch
 import fedprotip
 from fedprotip.methods.base import Method
 from fedprotip.methods.fedprotip import FedProTIP
+from tests.sites import Ends
 from tests.small import results, small, tensors
 
 OPTIMISERS = {
@@ -91,10 +92,10 @@ def test_rounding_does_not_add_up_over_many_rounds(tmp_path):
 def test_a_layer_at_full_rank_is_left_alone_and_nothing_else_changes(tmp_path, monkeypatch):
     """Without gradient, without traffic; every tensor of the run is as if it had been trained and pulled back."""
 
-    def trained_in_vain(method, network, knowledge, task):
-        names = Method.trainable(method, network, knowledge, task)
-        layers = {f"backbone.{layer.parameter}" for layer, _ in method.projectors(network, knowledge, task)}
-        return {name for name in names if task == 0 or name.startswith("heads.") or name in layers}
+    def trained_in_vain(method, site):
+        names = Method.trainable(method, site)
+        layers = {f"backbone.{layer.parameter}" for layer, _ in site.view.projectors}
+        return {name for name in names if site.task == 0 or name.startswith("heads.") or name in layers}
 
     settings = small(method={"threshold": 0.99}, model=MODELS["cnn"], train=OPTIMISERS["momentum and decay"])
     ours = fedprotip.run(settings, out=tmp_path / "ours")
@@ -112,12 +113,9 @@ def test_a_layer_at_full_rank_is_left_alone_and_nothing_else_changes(tmp_path, m
 
 
 @pytest.mark.parametrize("options", [{"projection": "global"}, {"project_on": "gradient"}])
-def test_a_layer_at_full_rank_still_trains_where_steps_are_not_projected(options):
+def test_a_layer_at_full_rank_still_trains_where_steps_are_not_projected(tmp_path, options):
     """Its local changes matter to the other layers, although the average or the gradient is projected."""
-    method = fedprotip.methods.create_method(small(method=options))
-    network = fedprotip.models.build_network(small(), (1, 8, 8), routes=True)
-    network.add_head([0, 1], 0, 0)
     knowledge = {"subspaces/layers/1.weight": torch.eye(64), "subspaces/ranks/1.weight": torch.tensor([64])}
-    assert "backbone.1.weight" in method.trainable(network, knowledge, 1)
-    strict = fedprotip.methods.create_method(small())
-    assert "backbone.1.weight" not in strict.trainable(network, knowledge, 1)
+    site, strict = (Ends(settings, tmp_path).site(knowledge, task=1) for settings in (small(method=options), small()))
+    assert "backbone.1.weight" in site.network.moving
+    assert "backbone.1.weight" not in strict.network.moving

@@ -8,12 +8,9 @@ import fedprotip
 from fedprotip.inference import assemble
 from fedprotip.inference.statistics import Sums, low_rank, pack, recall
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import ClientTask
 from fedprotip.methods.parts import statistics
-from fedprotip.models import build_network
-from fedprotip.models.prefix import PrefixCache
-from fedprotip.store.files import ClientStore, ObjectFolder
-from fedprotip.stream import build_stream
+from fedprotip.methods.state import Knowledge
+from tests.sites import Ends
 from tests.small import quick, small, tensors
 
 D = 24
@@ -25,28 +22,37 @@ def at(tmp_path):
 
     def build(task=0, **sections):
         settings = small(**sections)
-        stream = build_stream(settings)
-        network = build_network(settings, stream.dataset.image_shape, True).eval()
-        for known in stream.tasks[: task + 1]:
-            network.add_head(known.classes, 0, known.index)
-        objects = ObjectFolder(tmp_path / "objects")
-        objects.create()
-        store, cache = ClientStore(objects, 2**20), PrefixCache(stream, settings)
-        return settings, lambda client: ClientTask(client, task, network, {}, stream, store, 0, cache)
+        ends = Ends(settings, tmp_path)
+        site = ends.site(task=task)
+        return settings, lambda client: ends.local(client, site)
 
     return build
 
 
+def gather(local, **more):
+    """As the exchange at the end of a task asks for it."""
+    with torch.no_grad():
+        return statistics.gather(local, statistics.KIND, **more)
+
+
+def check(message, classes, d, rank=0):
+    statistics.check(message, statistics.KIND, classes, d, rank)
+
+
+def nothing_known():
+    return Knowledge([statistics.kept(shared=False)])
+
+
 def plain(local, settings, mapped=lambda features: features):
     """The same by a loop over single samples."""
-    classes = local.stream.tasks[local.task].classes
-    samples = local.stream.client_samples(local.task, local.client)
-    labels = local.stream.dataset.train_labels[torch.from_numpy(samples)].tolist()
+    classes = local.holding.stream.tasks[local.task].classes
+    samples = local.holding.stream.client_samples(local.task, local.client)
+    labels = local.holding.stream.dataset.train_labels[torch.from_numpy(samples)].tolist()
     counts, sums, moment = np.zeros(len(classes)), 0.0, 0.0
     for index, label in zip(samples, labels, strict=True):
         if labels.count(label) < settings.statistics.minimum:
             continue
-        image, _ = local.stream.train_batch(local.task, np.array([index]))
+        image, _ = local.holding.stream.train_batch(local.task, np.array([index]))
         with torch.no_grad():
             feature = mapped(local.network.embed(image))[0].double().numpy()
         counts[classes.index(label)] += 1
@@ -60,9 +66,9 @@ def plain(local, settings, mapped=lambda features: features):
 def test_a_client_tells_the_sums_of_a_plain_loop(at, task, batch):
     settings, client = at(task, clients={"count": 4}, evaluate={"batch": batch}, stream={"task_size": 3})
     for number in range(4):
-        message = statistics.gather(client(number), settings)
+        message = gather(client(number))
         counts, sums, moment = plain(client(number), settings)
-        statistics.check(message, 3, D)
+        check(message, 3, D)
         assert message.tensors["counts"].tolist() == counts.tolist()
         assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-5, abs=1e-4)
         assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(D)], rel=1e-5, abs=1e-4)
@@ -75,7 +81,7 @@ def test_a_class_below_the_minimum_is_left_out_of_everything(at):
     )
     withheld = []
     for number in range(3):
-        message = statistics.gather(client(number), settings)
+        message = gather(client(number))
         held = torch.bincount(client(number).labels(), minlength=4)
         few = held < 60
         assert message.tensors["counts"].tolist() == torch.where(few, 0, held).tolist()
@@ -93,24 +99,24 @@ def test_a_class_below_the_minimum_is_left_out_of_everything(at):
 
 def test_the_minimum_itself_is_enough(at):
     held = torch.bincount(at()[1](0).labels(), minlength=2)
-    settings, client = at(statistics={"minimum": int(held[0])})
-    assert statistics.gather(client(0), settings).tensors["counts"][0] == held[0]
-    settings, client = at(statistics={"minimum": int(held[0]) + 1})
-    assert statistics.gather(client(0), settings).tensors["counts"][0] == 0
+    _, client = at(statistics={"minimum": int(held[0])})
+    assert gather(client(0)).tensors["counts"][0] == held[0]
+    _, client = at(statistics={"minimum": int(held[0]) + 1})
+    assert gather(client(0)).tensors["counts"][0] == 0
 
 
 def test_a_client_with_too_few_of_everything_sends_zeros(at):
-    settings, client = at(statistics={"minimum": 10**6})
-    message = statistics.gather(client(0), settings)
-    statistics.check(message, 2, D)
+    _, client = at(statistics={"minimum": 10**6})
+    message = gather(client(0))
+    check(message, 2, D)
     assert all((tensor == 0).all() for tensor in message.tensors.values())
     assert message.meta["withheld"] == 2
 
 
 def test_whoever_listens_sees_all_features_also_of_rare_classes(at):
-    settings, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
+    _, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
     seen = []
-    statistics.gather(client(0), settings, also=lambda features: seen.append(len(features)))
+    gather(client(0), also=lambda features: seen.append(len(features)))
     assert sum(seen) == len(client(0).labels())
     assert max(seen) == 16
 
@@ -118,12 +124,12 @@ def test_whoever_listens_sees_all_features_also_of_rare_classes(at):
 def test_mapped_features_are_summed_if_asked_for(at):
     settings, client = at(statistics={"features": 40})
     change = statistics.feature_map(client(0).network, settings)
-    message = statistics.gather(client(0), settings)
-    statistics.check(message, 2, 40)
+    message = gather(client(0))
+    check(message, 2, 40)
     _, sums, moment = plain(client(0), settings, change)
     assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-4, abs=1e-3)
     assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(40)], rel=1e-4, abs=1e-3)
-    statistics.check(statistics.gather(client(0), settings, mapped=False), 2, D)
+    check(gather(client(0), mapped=False), 2, D)
 
 
 # What arrives
@@ -173,12 +179,12 @@ def at_place(place, value):
 )
 def test_damaged_statistics_are_refused(message, words):
     with pytest.raises(BadMessage, match=words):
-        statistics.check(message, 2, 3)
+        check(message, 2, 3)
 
 
 def test_good_statistics_pass_and_so_do_negative_products_off_the_diagonal():
-    statistics.check(good(), 2, 3)
-    statistics.check(damaged("moment", at_place(1, -1e-3)), 2, 3)
+    check(good(), 2, 3)
+    check(damaged("moment", at_place(1, -1e-3)), 2, 3)
 
 
 def impossible(change):
@@ -200,11 +206,11 @@ def test_sums_that_no_samples_could_have_are_refused_or_do_no_harm(change):
     """One broken client must not stop the run: answers stay finite for samples like those of the others."""
     message = impossible(change)
     try:
-        statistics.check(message, 2, 3)
+        check(message, 2, 3)
     except BadMessage:
         return
-    knowledge = {}
-    statistics.remember(knowledge, statistics.added([(0, good(1)), (1, message)]))
+    knowledge = nothing_known()
+    statistics.remember(knowledge, statistics.summed([(0, good(1)), (1, message)]))
     inference = assemble(statistics.answering(small()), Network3(), knowledge, [(0, 1)])
     assert inference.experts["statistics"](torch.eye(3)).isfinite().all()
 
@@ -218,9 +224,9 @@ class Network3:
 
 def test_messages_digested_in_any_order_give_the_same_knowledge():
     messages = [(client, good(client, classes=3, d=5)) for client in range(9)]
-    one, other = {}, {}
-    statistics.remember(one, statistics.added(messages))
-    statistics.remember(other, statistics.added(messages[::-1]))
+    one, other = nothing_known(), nothing_known()
+    statistics.remember(one, statistics.summed(messages))
+    statistics.remember(other, statistics.summed(messages[::-1]))
     assert one.keys() == other.keys() == {statistics.COUNTS, statistics.SUMS, statistics.MOMENT}
     for name in one:
         assert one[name].dtype == torch.float64
@@ -229,9 +235,9 @@ def test_messages_digested_in_any_order_give_the_same_knowledge():
 
 
 def test_tasks_add_rows_and_share_one_moment():
-    first, second, knowledge = good(0), good(1, classes=4), {}
+    first, second, knowledge = good(0), good(1, classes=4), nothing_known()
     for message in (first, second):
-        statistics.remember(knowledge, statistics.added([(0, message)]))
+        statistics.remember(knowledge, statistics.summed([(0, message)]))
     found = recall(knowledge)
     assert found.counts.tolist() == [*first.tensors["counts"].tolist(), *second.tensors["counts"].tolist()]
     assert found.sums.shape == (6, 3)
@@ -242,9 +248,9 @@ def test_tasks_add_rows_and_share_one_moment():
 
 def with_overlap(scenario):
     """Labels 0 1 | 1 2, as two tasks and as their experts."""
-    knowledge = {}
+    knowledge = nothing_known()
     for seed in (0, 1):
-        statistics.remember(knowledge, statistics.added([(0, good(seed))]))
+        statistics.remember(knowledge, statistics.summed([(0, good(seed))]))
     stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
     inference = assemble(statistics.answering(small(stream=stream)), Network3(), knowledge, [(0, 1), (1, 2)])
     assert inference.experts.keys() == inference.ways.keys()
@@ -293,8 +299,8 @@ def low(seed=0, classes=2, d=9, rank=3, n=40):
 
 def test_statistics_of_low_rank_keep_means_and_variances_and_never_lose_definiteness():
     message, sums = low()
-    statistics.check(message, 2, 9, rank=3)
-    found = statistics.added([(0, message), (1, low(seed=1)[0])])
+    check(message, 2, 9, rank=3)
+    found = statistics.summed([(0, message), (1, low(seed=1)[0])])
     whole = sums + low(seed=1)[1]
     assert torch.allclose(found.means(), whole.means(), rtol=1e-5)
     assert torch.allclose(found.scatter().diagonal(), whole.scatter().diagonal(), rtol=1e-4)
@@ -316,15 +322,15 @@ def test_damaged_statistics_of_low_rank_are_refused(name, change, words):
     message, _ = low()
     message.tensors[name] = change(message.tensors[name].clone())
     with pytest.raises(BadMessage, match=words):
-        statistics.check(message, 2, 9, rank=3)
+        check(message, 2, 9, rank=3)
 
 
 def test_the_other_form_is_refused():
     with pytest.raises(BadMessage):
-        statistics.check(low()[0], 2, 9)
+        check(low()[0], 2, 9)
     with pytest.raises(BadMessage):
-        statistics.check(good(d=9), 2, 9, rank=3)
-    statistics.check(good(d=6), 2, 6, rank=3)  # no saving: whole moments travel
+        check(good(d=9), 2, 9, rank=3)
+    check(good(d=6), 2, 6, rank=3)  # no saving: whole moments travel
 
 
 @pytest.mark.parametrize("method", ["fedprotip", "lda", "ridge"])

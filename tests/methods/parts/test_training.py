@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedprotip.errors import UsageError
-from fedprotip.federation.client import build_optimizer, local_batches
+from fedprotip.methods.parts.training import build_optimizer, local_batches
 from fedprotip.settings import TrainSettings
 
 
