@@ -42,7 +42,8 @@ def entered(
     """
     for reply in replies:
         for message in sent.pop(reply.client):
-            journal.message(server.progress, "down", reply.client, server.site.task, round_, message)
+            size = message.nbytes
+            journal.message(server.progress, "down", reply.client, server.site.task, round_, message.kind, size)
         yield reply
 
 
@@ -64,7 +65,8 @@ def usable(
         last, refused = reply.client, reply.error
         if reply.message is not None:
             refused = _refusal(reply.message, exchange, server)
-            journal.message(server.progress, "up", reply.client, task, round_, reply.message, rejected=refused)
+            size = reply.message.nbytes  # under the name of what was asked: a client cannot fill the ledger with others
+            journal.message(server.progress, "up", reply.client, task, round_, exchange.name, size, refused)
         if refused or reply.message is None:
             journal.failure(server.progress, reply.client, task, round_, refused)
             continue
