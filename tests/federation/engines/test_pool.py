@@ -203,9 +203,9 @@ def broken(monkeypatch):
 
 
 def test_a_failing_client_is_left_out_as_in_one_process(tmp_path, broken):
-    broken(ValueError("the scanner of this hospital is off"))
+    broken(OSError("the disk of this hospital is full"))
     one, other = run(tmp_path / "alone", small(), 0), run(tmp_path / "workers", small(), 1)
-    assert one["summary"]["failures"]["by_reason"] == {"ValueError: the scanner of this hospital is off": 3}
+    assert one["summary"]["failures"]["by_reason"] == {"OSError: the disk of this hospital is full": 3}
     assert one == other
 
 

@@ -28,6 +28,7 @@ from fedprotip.methods import create_method
 from fedprotip.models.heads import builder_of
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.settings import Settings, to_toml
+from fedprotip.store.clients import StoreError
 from fedprotip.store.files import hash_of
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.holdings import Holding
@@ -227,7 +228,7 @@ class Host:
             resting.rest()
         try:
             return b"{}\n" + client.handle(unpack_parcel(data[8:])).to_bytes()
-        except (FedprotipError, OSError):
+        except (FedprotipError, StoreError):
             raise
         except Exception as error:  # a failing client must not stop the others
             return json.dumps({"failed": reason(error)}).encode() + b"\n"
