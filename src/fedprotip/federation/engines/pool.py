@@ -133,7 +133,7 @@ class PoolEngine:
             _stop_if_told(head)
             message = Message.from_bytes(body) if "failed" not in head else None
             if message is not None and message.kind == LOST:
-                worker.ask(Request(request.client, request.anew(), request.anew))
+                worker.ask(Request(request.client, request.anew(message), request.anew))
             else:
                 answers[request.client] = Reply(request.client, message, head.get("failed", ""))
 
