@@ -2,6 +2,7 @@
 #   make demo    set up, then FedAvg against FedProTIP on real handwritten digits, with a report
 #   make test    set up, then lint, types and the tests with coverage
 #   make test-all    set up with all extras, then the slow tests: large models, minutes each; optional packages
+#   make bench   set up, then what it costs on this machine; make bench ARGS="task --quick" for some of it
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +10,7 @@ READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.ready-extras
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all bench lint format clean
 demo: $(READY)
 	$(BIN)/fedprotip demo --out runs/demo
 
@@ -19,14 +20,17 @@ test: $(READY) lint
 test-all: $(EXTRAS)
 	$(BIN)/python -m pytest -m slow
 
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
 lint: $(READY)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -3,7 +3,8 @@
 import pytest
 
 import fedprotip
-from tests.small import results, small, tensors
+from tests.small import quick, results, small, tensors
+from tests.stream.trees import class_folders, picture
 
 PLAN = ["plan"]
 """A run that was extended has told its clients a second, longer plan."""
@@ -84,3 +85,46 @@ def test_impossible_extensions_change_nothing(tmp_path, stream, arguments, words
         fedprotip.extend(tmp_path / "r", **arguments)
     assert before == (results(tmp_path / "r"), (tmp_path / "r" / "settings.toml").read_bytes())
     assert fedprotip.resume(tmp_path / "r")["tasks"] == stream["tasks"]
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Settings of a run on four class folders in two tasks."""
+    quick(monkeypatch)
+    class_folders(tmp_path / "photos", "bcde", size=(8, 8))
+    data = {"name": "own", "source": str(tmp_path / "photos")}
+    return small(data=data, stream={"tasks": 2}, clients={"count": 2}, train={"rounds": 1})
+
+
+def test_data_of_the_next_task_is_new_not_changed(tmp_path, photos):
+    fedprotip.run(photos, out=tmp_path / "r")
+    class_folders(tmp_path / "photos", "xy", size=(8, 8))
+    assert fedprotip.extend(tmp_path / "r")["tasks"] == 3
+    record = fedprotip.api.RunFolder.open(tmp_path / "r").manifest()["data"]
+    assert (len(record["tasks"]), record["accepted"]) == (3, [])
+
+
+def test_a_class_that_sorts_first_would_give_the_model_wrong_names(tmp_path, photos):
+    fedprotip.run(photos, out=tmp_path / "r")
+    class_folders(tmp_path / "photos", "ax", size=(8, 8))
+    before = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+    for accept in (False, True):
+        with pytest.raises(fedprotip.UsageError, match=r"new classes: a, x; the run cannot go on.*wrong names"):
+            fedprotip.extend(tmp_path / "r", accept_data=accept)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+
+
+def test_training_samples_of_learned_tasks_may_go(tmp_path, photos):
+    """Without a test part of its own a folder is split anew when a file goes: that changes the test samples too."""
+    fedprotip.run(photos, out=tmp_path / "r")
+    class_folders(tmp_path / "photos", "xy", size=(8, 8))
+    (tmp_path / "photos" / "b" / "009.png").unlink()  # every fifth is a test sample, the tenth too
+    with pytest.raises(fedprotip.UsageError, match=r"test samples of 'b': 1 removed.*mix two test sets"):
+        fedprotip.extend(tmp_path / "r", accept_data=True)
+    picture(tmp_path / "photos" / "b" / "009.png", size=(8, 8), seed=9)
+    picture(tmp_path / "photos" / "b" / "008.png", size=(8, 8), seed=99)
+    with pytest.raises(fedprotip.UsageError, match=r"1 changed \(b/008.png\); put it back, or go on"):
+        fedprotip.extend(tmp_path / "r")
+    assert fedprotip.extend(tmp_path / "r", accept_data=True)["tasks"] == 3
+    (accepted,) = fedprotip.api.RunFolder.open(tmp_path / "r").manifest()["data"]["accepted"]
+    assert (accepted["task"], accepted["round"]) == (2, 0)

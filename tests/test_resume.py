@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 import fedprotip
+from fedprotip.report import write_report
 from fedprotip.settings import to_toml
 from fedprotip.store import folder as runs
 from tests.sites import through
-from tests.small import results, small
+from tests.small import quick, results, small
+from tests.stream.trees import class_folders, picture
 
 LONG = {"train": {"rounds": 12, "epochs": 2, "batch": 16}, "run": {"threads": 1, "geometry": 4}}
 
@@ -231,7 +234,7 @@ def test_other_versions_are_warned_about(tmp_path):
     manifest = (tmp_path / "r" / "manifest.json").read_text()
     (tmp_path / "r" / "manifest.json").write_text(manifest.replace(__import__("torch").__version__, "1.0"))
     said = []
-    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(event.get("text", ""))])
+    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(getattr(event, "text", ""))])
     assert any("another version of torch" in text for text in said)
 
 
@@ -247,3 +250,89 @@ def test_clients_without_data_are_reported_once(tmp_path, monkeypatch):
     fedprotip.resume(tmp_path / "r")
     assert results(tmp_path / "r") == results(tmp_path / "whole")
     assert [event["event"] for event in results(tmp_path / "r")["events"]].count("absent") == 1
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Settings of a run on a folder of six classes in three tasks, which has a test part of its own."""
+    for part, count in (("train", 6), ("test", 2)):
+        class_folders(tmp_path / "photos" / part, "bcdefg", count, size=(8, 8))
+    return small(data={"name": "own", "source": str(tmp_path / "photos")}, clients={"count": 2}, train={"rounds": 2})
+
+
+def interrupted(settings, folder, monkeypatch, calls):
+    with monkeypatch.context() as patch:
+        stop_after(patch, calls)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(settings, out=folder)
+
+
+def test_new_samples_of_a_task_to_come_are_noticed_refused_and_accepted(tmp_path, monkeypatch, photos):
+    """Interrupted in the second task, a sample for the third: as if it had been there from the start."""
+    quick(monkeypatch)
+    interrupted(photos, tmp_path / "r", monkeypatch, 6)
+    before = (tmp_path / "r" / "manifest.json").read_text()
+    picture(tmp_path / "photos" / "train" / "g" / "9.png", size=(8, 8), seed=9)
+    with pytest.raises(fedprotip.UsageError, match=r"samples of 'g': 1 added \(train/g/9.png\).*--accept-data"):
+        fedprotip.resume(tmp_path / "r")
+    assert (tmp_path / "r" / "manifest.json").read_text() == before
+    fedprotip.resume(tmp_path / "r", accept_data=True)
+    fedprotip.run(photos, out=tmp_path / "whole")
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+    ours, theirs = (runs.RunFolder.open(tmp_path / name) for name in ("r", "whole"))
+    (accepted,) = ours.manifest()["data"].pop("accepted")
+    assert accepted == {"task": 1, "round": 0, "changes": ["training samples of 'g': 1 added (train/g/9.png)"]}
+    assert ours.manifest()["data"]["hash"] == theirs.manifest()["data"]["hash"]
+    assert set(ours.verify().values()) == {"intact"}
+    write_report(tmp_path / "r")
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "The data changed before round 1 of task 2, and the run went on with it: training samples of" in page
+
+
+def test_other_test_samples_of_a_learned_task_are_refused_whatever_is_accepted(tmp_path, monkeypatch, photos):
+    quick(monkeypatch)
+    interrupted(photos, tmp_path / "r", monkeypatch, 6)
+    picture(tmp_path / "photos" / "test" / "b" / "000.png", size=(8, 8), seed=9)
+    for accept in (False, True):
+        with pytest.raises(fedprotip.UsageError, match=r"1 changed \(test/b/000.png\).*would mix two test sets"):
+            fedprotip.resume(tmp_path / "r", accept_data=accept)
+    picture(tmp_path / "photos" / "test" / "b" / "000.png", size=(8, 8), seed=0)
+    assert fedprotip.resume(tmp_path / "r")["tasks"] == 3
+
+
+def test_data_that_moved_is_the_same_data(tmp_path, monkeypatch, photos):
+    quick(monkeypatch)
+    fedprotip.run(photos, out=tmp_path / "whole")
+    monkeypatch.chdir(tmp_path)
+    moving = photos.model_copy(update={"data": photos.data.model_copy(update={"source": "photos"})})
+    interrupted(moving, tmp_path / "r", monkeypatch, 6)
+    shutil.copytree(tmp_path / "photos", tmp_path / "elsewhere" / "photos", copy_function=shutil.copyfile)
+    shutil.rmtree(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fedprotip.resume(tmp_path / "r")
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+    assert runs.RunFolder.open(tmp_path / "r").manifest()["data"]["accepted"] == []
+
+
+def test_a_lost_table_costs_only_the_names(tmp_path, monkeypatch, photos):
+    quick(monkeypatch)
+    interrupted(photos, tmp_path / "r", monkeypatch, 6)
+    (tmp_path / "r" / "data.safetensors").write_bytes(b"damaged")
+    (tmp_path / "photos" / "train" / "g" / "001.png").unlink()
+    with pytest.raises(fedprotip.UsageError, match="is not what it was: training samples of task 3; put it back"):
+        fedprotip.resume(tmp_path / "r")
+    assert fedprotip.resume(tmp_path / "r", accept_data=True)["tasks"] == 3
+    assert set(runs.RunFolder.open(tmp_path / "r").verify().values()) == {"intact"}
+
+
+def test_a_run_of_an_earlier_version_gets_its_fingerprint_when_it_goes_on(tmp_path, monkeypatch, photos):
+    quick(monkeypatch)
+    interrupted(photos, tmp_path / "r", monkeypatch, 6)
+    folder = runs.RunFolder.open(tmp_path / "r")
+    manifest = folder.manifest()
+    del manifest["data"]
+    folder.write_json("manifest.json", manifest)
+    said = []
+    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(event.get("text", ""))])
+    assert sum("does not say which data it began with" in text for text in said) == 1
+    assert len(folder.manifest()["data"]["tasks"]) == 3

@@ -2,12 +2,26 @@
 
 import fedprotip
 summary = fedprotip.run("configs/demo.toml", overrides=["run.seed=1"], out="runs/mine")
+answers = fedprotip.load("runs/mine").predict(images)
 """
 
-from fedprotip.answers import ask
 from fedprotip.api import extend, resume, run
 from fedprotip.errors import FedprotipError, RunError, UsageError
+from fedprotip.inference.predictor import Answer, Predictor, ask, load
 from fedprotip.settings import Settings
 from fedprotip.settings import load as load_settings
 
-__all__ = ["FedprotipError", "RunError", "Settings", "UsageError", "ask", "extend", "load_settings", "resume", "run"]
+__all__ = [
+    "Answer",
+    "FedprotipError",
+    "Predictor",
+    "RunError",
+    "Settings",
+    "UsageError",
+    "ask",
+    "extend",
+    "load",
+    "load_settings",
+    "resume",
+    "run",
+]

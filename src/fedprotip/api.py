@@ -17,7 +17,7 @@ from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine
 from fedprotip.federation.geometry import Probe
-from fedprotip.federation.journal import Journal, Observer
+from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
@@ -28,8 +28,10 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
+from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
 from fedprotip.store.folder import RunFolder, explained, free_path
-from fedprotip.stream import build_stream, check_clients
+from fedprotip.stream import Stream, build_stream, check_clients
+from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 
 SHORT = 2**22
@@ -53,7 +55,7 @@ def run(
         observers: called with every event as it happens.
     """
     observers = list(observers)
-    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, "note", text))
+    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, Note(text=text)))
     network = check(wanted)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
@@ -63,22 +65,33 @@ def run(
             return _complete(folder, wanted, observers)
 
 
-def resume(path: str | Path, observers: Iterable[Observer] = ()) -> dict[str, Any]:
-    """Continue an interrupted run from its last good checkpoint; a finished one is left as it is."""
-    folder, observers = RunFolder.open(Path(path)), list(observers)
+def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bool = False) -> dict[str, Any]:
+    """Continue an interrupted run from its last good checkpoint; a finished one is left as it is.
+
+    Args:
+        accept_data: go on although samples were added, removed or changed, where that is honest.
+    """
+    folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
-        settings = _settings_of(folder, warn=lambda text: _notify(observers, "warning", text))
-        with _threads(folder.manifest().get("threads", settings.run.threads)):
-            return _complete(folder, settings, observers)
+        settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        with _threads(folder.manifest().threads or settings.run.threads):
+            return _complete(folder, settings, observers, accept_data)
 
 
 def extend(
-    path: str | Path, tasks: int = 1, clients: str | None = None, observers: Iterable[Observer] = ()
+    path: str | Path,
+    tasks: int = 1,
+    clients: str | None = None,
+    observers: Iterable[Observer] = (),
+    accept_data: bool = False,
 ) -> dict[str, Any]:
-    """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7")."""
-    folder = RunFolder.open(Path(path))
+    """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7").
+
+    Data of the new tasks is new. `accept_data`: go on although data of the former ones changed, where that is honest.
+    """
+    folder = RunFolder.open(Path(path), to_continue=True)
     old = _settings_of(folder)
-    if folder.manifest()["status"] != "finished":
+    if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
@@ -98,22 +111,24 @@ def extend(
             raise UsageError(f"--clients: {error}.") from None
         raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
     settings = settings_file.load(raw)
-    check(_without_weights(settings))
+    stream = build_stream(settings)
+    check(_without_weights(settings), stream)
+    check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
-        folder.write_manifest("running", text, threads=manifest["threads"], replaced=manifest["files"]["settings.toml"])
+        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files["settings.toml"])
         folder.write("settings.toml", text)
-    return resume(path, observers)
+    return resume(path, observers, accept_data)
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(tomllib.loads(manifest["settings"]))
+    settings = settings_file.load(tomllib.loads(manifest.settings))
     facts: dict[str, Any] = {
         "folder": str(folder.path),
-        "status": manifest["status"],
+        "status": manifest.status,
         "method": settings.method.name,
         "data": settings.data.name,
         "tasks": settings.stream.tasks,
@@ -121,17 +136,17 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "seed": settings.run.seed,
     }
     if (folder.path / "summary.json").exists():
-        summary = folder.read_json("summary.json")
-        facts["tasks done"] = summary["tasks"]
-        facts["accuracy"] = {mode: round(value, 2) for mode, value in summary["accuracy"].items()}
-        facts["forgetting"] = {mode: round(value, 2) for mode, value in summary["forgetting"].items()}
-    return facts | {"versions": manifest["versions"], "files": folder.verify()}
+        summary = folder.summary()
+        facts["tasks done"] = summary.tasks
+        facts["accuracy"] = {mode: round(value, 2) for mode, value in summary.accuracy.items()}
+        facts["forgetting"] = {mode: round(value, 2) for mode, value in summary.forgetting.items()}
+    return facts | {"versions": manifest.versions, "files": folder.verify()}
 
 
-def check(settings: Settings) -> Network:
+def check(settings: Settings, stream: Stream | None = None) -> Network:
     """Refuse what cannot run, before any work and before anything is written; the network it would run with."""
     method = create_method(settings)
-    stream = build_stream(settings)
+    stream = stream or build_stream(settings)
     check_clients(stream)
     network = build_network(settings, stream.dataset.image_shape, method.routes)
     build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
@@ -157,18 +172,26 @@ def sensible_threads(network: Network, settings: Settings) -> int:
     return 1 if short and weights else 0
 
 
-def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
+def _complete(
+    folder: RunFolder, settings: Settings, observers: list[Observer], accept_data: bool = False
+) -> dict[str, Any]:
     """Bring a run folder from wherever it stands to its end."""
     method, stream = create_method(settings), build_stream(settings)
     store = folder.store(settings.run.state_mb)
     journal = Journal(folder, store, observers)
     with explained(folder.path):
-        saved = folder.restore(store, warn=lambda text: _notify(observers, "warning", text))
+        saved = folder.restore(store, warn=lambda text: _notify(observers, Warned(text=text)))
+        if folder.manifest().status != "finished":
+            learned, rounds = (saved[0]["task"], saved[0]["round"]) if saved else (0, 0)
+            standing = Standing(learned, rounds, rereads=settings.run.geometry > 0)
+            found = check_data(folder, stream, standing, accept_data, lambda text: _notify(observers, Note(text=text)))
+            folder.write_data(*found)
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
         network = build_network(initial, shape, method.routes).to(device)
         cache = PrefixCache(stream, settings, folder.path, enabled=not method.sees_images)
         server = Server(settings, method, network, stream, cache)
+        server.site.on_progress = lambda what, done, total: _notify(observers, Step(what=what, done=done, total=total))
         if saved:
             server.restore(*saved)
         engine = build_engine(server, store, folder.path)
@@ -176,8 +199,9 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
-        _notify(observers, "start", str(folder.path), tasks=total, rounds=settings.train.rounds, done=done)
-        if done < total or folder.manifest()["status"] != "finished":
+        rounds = settings.train.rounds
+        _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
+        if done < total or folder.manifest().status != "finished":
             try:
                 run_tasks(server, engine, journal, probe)
             finally:
@@ -185,20 +209,21 @@ def _complete(folder: RunFolder, settings: Settings, observers: list[Observer]) 
                 journal.flush()
                 cache.close()
             if probe:
-                folder.write_json("geometry.json", probe.report())
+                folder.write_json("geometry.json", probe.report().plain())
             _write_artefacts(folder, server, settings)
         if not (folder.path / "report.html").exists():
             write_report(folder.path)
-    return folder.read_json("summary.json")
+    return folder.summary().plain()
 
 
 def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> None:
     """The files that report, predict and export read; the manifest with their hashes comes last."""
     for name, tensors in {"model": full_state(server.network), **server.site.known.artefacts()}.items():
         folder.write_tensors(f"{name}.safetensors", tensors)
+    folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu))
+    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
 
 
@@ -228,6 +253,6 @@ def _default_folder(settings: Settings) -> Path:
     return Path("runs") / f"{settings.data.name}-{settings.method.name}-s{settings.run.seed}"
 
 
-def _notify(observers: list[Observer], event: str, text: str, **fields: Any) -> None:
+def _notify(observers: list[Observer], event: Event) -> None:
     for observer in observers:
-        observer({"event": event, "text": text, **fields})
+        observer(event)

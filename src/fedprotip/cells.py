@@ -12,8 +12,8 @@ from pathlib import Path
 from fedprotip import settings as settings_file
 from fedprotip.api import Source, check, resume, run
 from fedprotip.errors import UsageError
-from fedprotip.federation.journal import Observer
 from fedprotip.settings import Settings
+from fedprotip.store.events import Observer
 from fedprotip.store.folder import RunFolder, is_run
 
 

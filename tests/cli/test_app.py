@@ -10,6 +10,7 @@ import pytest
 from fedprotip.cli import app as cli
 from fedprotip.settings import load, to_toml
 from tests.small import small
+from tests.stream.trees import class_folders, picture
 
 
 @pytest.fixture
@@ -239,3 +240,16 @@ def test_python_dash_m_and_version():
         done = subprocess.run([sys.executable, "-m", "fedprotip", *arguments], capture_output=True, text=True)
         assert done.returncode == 0
         assert "fedprotip" in done.stdout
+
+
+def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, settings):
+    class_folders(tmp_path / "photos", "bcde", size=(8, 8))
+    options = ["data.name=own", f"data.source={tmp_path / 'photos'}", "stream.tasks=1", "train.rounds=1"]
+    sets = [word for option in options for word in ("--set", option)]
+    assert call("run", settings, *sets, "--out", tmp_path / "r")[0] == 0
+    picture(tmp_path / "photos" / "b" / "000.png", size=(8, 8), seed=9)
+    code, _, err = call("extend", tmp_path / "r")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "training samples of 'b': 1 changed (b/000.png); put it back, or go on with it by --accept-data." in err
+    assert call("extend", tmp_path / "r", "--accept-data")[0] == 0
+    assert call("resume", tmp_path / "r", "--accept-data")[0] == 0

@@ -5,9 +5,13 @@ import torch
 
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.drift import Drift
-from fedprotip.evaluation.evaluate import answer, evaluate, evaluate_unknown
+from fedprotip.evaluation.evaluate import evaluate, evaluate_unknown, hear
+from fedprotip.inference.answers import Inference, Way
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS, STATISTICS, StatisticsExpert
+from fedprotip.inference.predictor import Predictor
+from fedprotip.inference.routers import ClassEvidence
 from fedprotip.inference.statistics import FeatureMap, Sums
-from fedprotip.inference.ways import HEADS, STATISTICS, ClassEvidence, Columns, Inference, StatisticsExpert, Way
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
 
@@ -35,9 +39,11 @@ def world():
     labels = torch.arange(4000) % 4
     sums = Sums.zeros(4, 4)
     sums.add(drawn(labels, chance), labels)
-    columns = Columns.of([(0, 1), (2, 3)])
-    expert = StatisticsExpert.of(sums, columns, FeatureMap(4, 0, 0), pooled=True)
-    inference = Inference(columns, {STATISTICS: expert}, {"s": Way(ClassEvidence(columns), STATISTICS, False)}, "s")
+    candidates = Candidates.of([(0, 1), (2, 3)])
+    expert = StatisticsExpert.of(sums, candidates, FeatureMap(4, 0, 0), pooled=True)
+    inference = Inference(
+        candidates, {STATISTICS: expert}, {"s": Way(ClassEvidence(candidates), STATISTICS, False)}, "s"
+    )
     return Network(Shift(), 4, False), inference, chance
 
 
@@ -51,7 +57,7 @@ def drift(world, by, task=0, n=400):
 
 def measured(network, batches, inference, tasks):
     drift = Drift(inference)
-    answer(network, batches, inference, drift.watch(tasks))
+    hear(Predictor(network, inference, None), batches, drift.watch(tasks))
     return drift.by_task(1)
 
 
@@ -70,7 +76,7 @@ def test_chance_is_taken_off(world):
 def test_without_statistics_nothing_is_said(world):
     network, inference, chance = world
     labels = torch.arange(8) % 2
-    without = Inference(inference.columns, {HEADS: lambda features: features})
+    without = Inference(inference.candidates, {HEADS: lambda features: features})
     assert measured(network, [(drawn(labels, chance), labels)], without, torch.zeros(8, dtype=torch.int64)) == []
 
 
@@ -97,16 +103,15 @@ def test_samples_of_the_next_task_are_compared_with_known_ones():
     from tests.evaluation.test_evaluate import world as made
 
     settings, found, network = made()
-    inference = by_cosine(network, found, 0, 1)
-    known = evaluate(network, found, inference, 1, settings)
-    cache = PrefixCache(found, settings)
-    unknown = evaluate_unknown(network, found, inference, 2, settings, cache, known.inside)
+    predictor = by_cosine(network, found, 0, 1)
+    known = evaluate(predictor, found, 1, settings)
+    unknown = evaluate_unknown(predictor, found, 2, settings, PrefixCache(found, settings), known.inside)
     assert set(unknown) == {"energy"}
     assert 0 <= unknown["energy"] <= 1
     scores = []
     for task in range(3):
-        said = answer(network, found.test_batches(task, [found.tasks[task].test]), inference)
-        scores.append(inference.unusual(said.scores)["energy"])
+        heard, _ = hear(predictor, found.test_batches(task, [found.tasks[task].test]))
+        scores.append(predictor.inference.unusual(heard.scores)["energy"])
     assert unknown["energy"] == pytest.approx(auroc(torch.cat(scores[:2]), scores[2]), abs=0.01)
 
 
@@ -115,7 +120,7 @@ def test_only_the_last_evaluation_sweeps():
     from tests.evaluation.test_evaluate import world as made
 
     settings, found, network = made()
-    evaluations = [evaluate(network, found, by_cosine(network, found, 0, seen), seen, settings) for seen in range(3)]
+    evaluations = [evaluate(by_cosine(network, found, 0, seen), found, seen, settings) for seen in range(3)]
     assert [bool(evaluation.sweeps) for evaluation in evaluations] == [False, False, True]
     matrix, routing = {}, {}
     for evaluation in evaluations:

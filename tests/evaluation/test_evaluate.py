@@ -7,13 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedprotip.evaluation.evaluate import Evaluation, answer, evaluate
+from fedprotip.evaluation.evaluate import Evaluation, evaluate, hear
 from fedprotip.evaluation.portions import draw_groups
+from fedprotip.inference import Router
+from fedprotip.inference.answers import Inference, Way
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS, HeadExpert
+from fedprotip.inference.predictor import Predictor
 from fedprotip.inference.route import CosineRouter
-from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference, Router, Way, with_cosine
+from fedprotip.inference.routers import Vote
 from fedprotip.models import Network
 from fedprotip.settings import load
 from fedprotip.stream import build_stream
+from fedprotip.stream.plan import Answering
 from tests.stream.samples import made_dataset
 from tests.subspace.reference import random_basis
 
@@ -30,19 +36,16 @@ class Fixed(Router):
         return self.scores.expand(len(seen.features), -1)
 
 
-def classes(stream, seen):
-    return [task.classes for task in stream.tasks[: seen + 1]]
-
-
 def told(network, stream, router, seen):
-    """Inference by the heads, with this router; without one the task is never predicted."""
+    """Answers by the heads, with this router; without one the task is never predicted."""
     ways = {"told": Way(router, HEADS)} if router else {}
-    known = classes(stream, seen)
-    return Inference(Columns.of(known), {HEADS: HeadExpert(network, len(known))}, ways, "told")
+    candidates = Candidates.of([task.classes for task in stream.tasks[: seen + 1]])
+    inference = Inference(candidates, {HEADS: HeadExpert(network, seen + 1)}, ways, "told")
+    return Predictor(network, inference, stream.plan(Answering(), network.shared_head, seen + 1))
 
 
 def by_cosine(network, stream, seed, seen):
-    return with_cosine(network, random_router(seed, seen + 1), classes(stream, seen))
+    return told(network, stream, Vote(random_router(seed, seen + 1)), seen)
 
 
 def world(seed=0, counts=(7, 5, 3, 6, 4, 9), group=4, draws=3, batch=5, shared=False, **stream):
@@ -124,7 +127,7 @@ def test_all_modes_are_those_of_a_plain_loop(seed, stream):
     seen = len(found.tasks) - 1
     router = random_router(seed, seen + 1)
     network.train()
-    result = evaluate(network, found, with_cosine(network, router, classes(found, seen)), seen, settings)
+    result = evaluate(told(network, found, Vote(router), seen), found, seen, settings)
     accuracy, routing, confusion = plain(network, found, router, settings, seen)
     for mode, values in accuracy.items():
         assert result.accuracy[mode] == pytest.approx(values), mode
@@ -136,7 +139,7 @@ def test_the_batch_size_of_the_forward_pass_changes_nothing():
     results = []
     for batch in (1, 7, 1000):
         settings, found, network = world(batch=batch)
-        results.append(evaluate(network, found, by_cosine(network, found, 0, 2), 2, settings))
+        results.append(evaluate(by_cosine(network, found, 0, 2), found, 2, settings))
     errors = [result.confidence.pop("ece") for result in results]
     counts = [[line["count"] for line in result.confidence.pop("bins")] for result in results]
     inside = [result.inside.pop("energy") for result in results]
@@ -151,11 +154,11 @@ def test_the_batch_size_of_the_forward_pass_changes_nothing():
 def test_tasks_evaluated_together_are_those_evaluated_one_by_one(monkeypatch, portion):
     """Portions of one task, of some and of all."""
     settings, found, network = world(counts=(7, 5, 3, 6, 4, 9, 2, 8), tasks=4)
-    inference = by_cosine(network, found, 0, 3)
-    whole = evaluate(network, found, inference, 3, settings)
+    predictor = by_cosine(network, found, 0, 3)
+    whole = evaluate(predictor, found, 3, settings)
     monkeypatch.setattr("fedprotip.evaluation.portions.PORTION", portion)
     monkeypatch.setattr("fedprotip.evaluation.evaluate.TOGETHER", 3)
-    parts = evaluate(network, found, inference, 3, settings)
+    parts = evaluate(predictor, found, 3, settings)
     assert parts.confidence.pop("ece") == pytest.approx(whole.confidence.pop("ece"))
     assert parts.confidence.pop("bins")[-1]["count"] == whole.confidence.pop("bins")[-1]["count"]
     assert parts.inside.pop("energy") == pytest.approx(whole.inside.pop("energy"))
@@ -164,14 +167,14 @@ def test_tasks_evaluated_together_are_those_evaluated_one_by_one(monkeypatch, po
 
 def test_only_the_tasks_seen_so_far_are_evaluated():
     settings, found, network = world()
-    result = evaluate(network, found, by_cosine(network, found, 0, 1), 1, settings)
+    result = evaluate(by_cosine(network, found, 0, 1), found, 1, settings)
     assert {len(values) for values in result.accuracy.values()} == {2}
     assert [len(row) for row in result.confusion["single"]] == [2, 2]
 
 
 def test_without_a_router_there_are_two_modes():
     settings, found, network = world()
-    result = evaluate(network, found, told(network, found, None, 2), 2, settings)
+    result = evaluate(told(network, found, None, 2), found, 2, settings)
     assert result.accuracy.keys() == {"aware", "agnostic"}
     assert result.routing == result.confusion == {}
 
@@ -184,7 +187,7 @@ def test_with_overlap_every_task_that_holds_the_label_is_right(task):
         for head, place in zip(network.heads, (2, 0), strict=True):
             head.weight.zero_()
             head.bias.copy_(torch.eye(3)[place])
-    result = evaluate(network, found, told(network, found, Fixed(task, 2), 1), 1, settings)
+    result = evaluate(told(network, found, Fixed(task, 2), 1), found, 1, settings)
     third = pytest.approx(100 / 3)
     assert result.accuracy["single"] == [third, third]  # class 2 is right by either head
     assert result.accuracy["aware"] == result.accuracy["agnostic"] == [third, third]
@@ -195,7 +198,7 @@ def test_with_overlap_every_task_that_holds_the_label_is_right(task):
 
 def test_in_domains_only_the_own_task_is_right():
     settings, found, network = world(scenario="domain", domains="permute")
-    result = evaluate(network, found, told(network, found, Fixed(1, 3), 2), 2, settings)
+    result = evaluate(told(network, found, Fixed(1, 3), 2), found, 2, settings)
     assert result.routing["single"] == result.routing["batch64"] == [0.0, 1.0, 0.0]
 
 
@@ -205,12 +208,11 @@ def test_agnostic_takes_the_largest_logit_of_all_heads():
         for number, head in enumerate(network.heads):
             head.weight.zero_()
             head.bias.copy_(torch.tensor([0.0, float(number == 1)]))
-    inference = told(network, found, None, 2)
-    said = answer(network, found.test_batches(0, [found.tasks[0].test]), inference)
-    best = inference.columns.labels[said.scores[HEADS].argmax(1)]
-    assert set(best.tolist()) == {3}  # head 1 holds classes 2 and 3
-    assert said.evidence == {}
-    assert len(said) == len(found.tasks[0].test)
+    predictor = told(network, found, None, 2)
+    heard, labels = hear(predictor, found.test_batches(0, [found.tasks[0].test]))
+    assert set(predictor.inference.agnostic(heard).tolist()) == {3}  # head 1 holds classes 2 and 3
+    assert heard.evidence == {}
+    assert len(heard) == len(labels) == len(found.tasks[0].test)
 
 
 # Groups

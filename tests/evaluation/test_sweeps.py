@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from fedprotip.evaluation.sweeps import GROUP, PURITIES, SIZES, Sweep
-from fedprotip.inference.ways import HEADS, Columns, Inference, Router, Way
+from fedprotip.inference import Router
+from fedprotip.inference.answers import Heard, Inference, Way
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS
 from tests.small import small
 
 
@@ -19,15 +22,15 @@ class Voted(Router):
 
 def swept(seed=0, samples=150, apart=1.2):
     """Three tasks of a class each: whoever knows the task knows the label."""
-    columns = Columns.of([(0,), (1,), (2,)])
-    inference = Inference(columns, {}, {"added": Way(Added(), HEADS), "cosine": Way(Voted(), HEADS)}, "added")
+    candidates = Candidates.of([(0,), (1,), (2,)])
+    inference = Inference(candidates, {}, {"added": Way(Added(), HEADS), "cosine": Way(Voted(), HEADS)}, "added")
     sweep, rng = Sweep(inference, small("evaluate.draws=4")), np.random.default_rng(seed)
     centres = apart * np.eye(3)
     for task in range(3):
         x = centres[task] + rng.standard_normal((samples, 3))
         evidence = torch.tensor(-0.5 * ((x[:, None] - centres) ** 2).sum(2)).float()
-        scores = {HEADS: torch.zeros(samples, 3)}
-        sweep.add({"added": evidence, "cosine": evidence}, scores, torch.full((samples,), task))
+        said = {HEADS: torch.zeros(samples, 3)}, {"added": evidence, "cosine": evidence}
+        sweep.add(Heard(candidates, *said), torch.full((samples,), task))
     return sweep
 
 

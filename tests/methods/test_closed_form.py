@@ -71,15 +71,14 @@ def test_adapting_trains_in_the_first_task_only(tmp_path):
 
 def test_lda_is_lda_of_all_features_together(tmp_path):
     """All clients, all tasks, one discriminant: as scikit-learn makes it of all samples with the same shrinkage."""
-    from fedprotip.inference.statistics import Gaussians
-    from fedprotip.methods.parts import statistics
+    from fedprotip.inference.statistics import Gaussians, recall
 
     run(tmp_path / "r", statistics={"minimum": 1})
     settings = small(method={"name": "lda"}, model={"width": 32})
     stream = build_stream(settings)
     network = build_network(settings, stream.dataset.image_shape, True).eval()
     kept = {f"statistics/{name}": value for name, value in tensors(tmp_path / "r", "statistics").items()}
-    sums = statistics.recall(kept)
+    sums = recall(kept)
     with torch.no_grad():
         train = [stream.train_batch(task.index, task.train) for task in stream.tasks]
         test = [stream.test_batch(task.index, task.test) for task in stream.tasks]

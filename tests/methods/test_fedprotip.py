@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.inference import route
+from fedprotip.inference import assemble, route
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts import references
@@ -262,7 +262,9 @@ def test_a_subset_of_voters_decides(tmp_path):
     network = build_network(small(), stream.dataset.image_shape, True)
     classes = [task.classes for task in stream.tasks]
     everyone, some = (
-        create_method(small(method=options)).inference(network, knowledge, classes).ways["cosine"].router.cosine
+        assemble(create_method(small(method=options)).answering(), network, knowledge, classes)
+        .ways["cosine"]
+        .router.cosine
         for options in ({}, {"voters": 4})
     )
     assert len(everyone.references) > 20

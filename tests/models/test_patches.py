@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedprotip.models.patches import all_columns, all_outputs, along, count_columns, inputs_of, some_columns, spread
+from fedprotip.models.patches import all_columns, all_outputs, coordinates, count_columns, inputs_of, some_columns
 
 CONVOLUTIONS = [
     {},
@@ -53,8 +53,9 @@ def test_columns_return_to_the_inputs_they_came_from(options):
 
 @pytest.mark.parametrize("options", UNGROUPED, ids=str)
 @pytest.mark.parametrize("size", [(9, 11), (5, 4)])
-def test_a_basis_over_the_map_gives_the_same_coordinates(options, size):
+@pytest.mark.parametrize("rank", [0, 5])
+def test_coordinates_tap_by_tap_are_those_of_all_columns(options, size, rank):
     torch.manual_seed(0)
     conv, images = nn.Conv2d(4, 8, (3, 2), **options).double(), torch.randn(3, 4, *size).double()
-    basis = torch.randn(24, 5).double()
-    assert torch.allclose(along(spread(conv, images, basis), images, 5), basis.T @ all_columns(conv, images))
+    basis = torch.randn(24, rank).double()
+    assert torch.allclose(coordinates(conv, images, basis), basis.T @ all_columns(conv, images))

@@ -9,6 +9,7 @@ import pytest
 
 import fedprotip
 from fedprotip.paper.anchors import departures, figures, find, judge, published
+from fedprotip.paper.finished import CellSummary
 from fedprotip.paper.protocols import protocol
 
 TEX = Path(__file__).parents[3] / "shared" / "paper" / "fedprotip.tex"
@@ -185,7 +186,8 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
         "peak_gpu_mb": None,
         "geometry": {"rho_mean": [None, 0.5], "beta_bar": 0.1},
     }
-    found = figures(summary)
+    always = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 5, "seed": 0, "bytes": {}, "curve": {}}
+    found = figures(CellSummary.model_validate(summary | always))
     assert found[find(table=14, dataset="cifar100", task=2)[0].figure] == 0.9
     assert found[find(table=9, kind="basis", task=1)[0].figure] == 4.0
     assert found[find(table=8, kind="total", m_s=512)[0].figure] == 2.0

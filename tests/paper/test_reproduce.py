@@ -3,11 +3,13 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 import fedprotip
 from fedprotip.paper import reproduce
+from fedprotip.paper.finished import FinishedCell
 from fedprotip.paper.protocols import PROTOCOLS, Protocol, Row
 
 TINY = {
@@ -216,3 +218,12 @@ def test_the_overview_lists_every_protocol_and_what_hinders_it(tiny):
     assert listed["tiny"]["ready"] == 2
     assert listed["tiny"]["rows"]["later"] == "this version lacks the method 'glfc-of-tomorrow'"
     assert listed["table2"]["ready"] == 0
+
+
+def test_every_result_in_the_repository_is_readable():
+    kept = sorted((Path(__file__).parents[2] / "results").glob("*/*/*-s*.json"))
+    assert len(kept) > 20
+    for path in kept:
+        cell = FinishedCell.model_validate_json(path.read_text())
+        assert cell.plain() == json.loads(path.read_text())
+        assert cell.summary.curve.keys() == cell.summary.accuracy.keys()

@@ -180,7 +180,7 @@ def test_what_a_user_gets_stands_first(tmp_path: Path) -> None:
     assert re.findall(r'class="first"><th scope="row">(\w+)<', html) == ["single"]
     assert [row["mode"] for row in read_csv(folder / "tables/headline.csv")] == modes
     console = Console(width=120, record=True)
-    display.print_summary(console, folder, json.loads((folder / "summary.json").read_text()))
+    display.print_summary(console, folder, RunData.load(folder).summary)
     printed = console.export_text()
     assert re.findall(rf"│ ({'|'.join(modes)}) \(", printed) == modes
     assert "single (one sample, task unknown)" in printed
@@ -188,7 +188,7 @@ def test_what_a_user_gets_stands_first(tmp_path: Path) -> None:
 
 def test_a_method_without_routing_has_no_such_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
-    display.print_summary(Console(width=120), folder, json.loads((folder / "summary.json").read_text()))
+    display.print_summary(Console(width=120), folder, RunData.load(folder).summary)
     printed = capsys.readouterr().out
     assert "aware (true task given)" in printed
     assert "single" not in printed

@@ -149,12 +149,12 @@ def test_no_folder_and_no_permission(tmp_path: Path) -> None:
 def test_curve_is_the_mean_over_tasks_seen(tmp_path: Path) -> None:
     run = RunData.load(make_run(tmp_path / "run"))
     rows = run.summary.matrix["aware"]
-    assert run.summary.curve("aware") == pytest.approx([statistics.fmean(row) for row in rows])
+    assert run.summary.over_tasks("aware") == pytest.approx([statistics.fmean(row) for row in rows])
     lines = plots.accuracy_over_tasks(run).axes[0].lines
     (line,) = (line for line in lines if line.get_label() == "aware")
-    assert list(line.get_ydata()) == pytest.approx(run.summary.curve("aware"))
+    assert list(line.get_ydata()) == pytest.approx(run.summary.over_tasks("aware"))
     (group,) = aggregate([run])
-    assert [stat.mean for stat in group.curve("aware")] == pytest.approx(run.summary.curve("aware"))
+    assert [stat.mean for stat in group.curve("aware")] == pytest.approx(run.summary.over_tasks("aware"))
 
 
 def test_plots_ignore_the_readers_matplotlib_settings(tmp_path: Path) -> None:

@@ -322,8 +322,8 @@ def test_a_read_only_disk_does_not_make_a_checkpoint_damaged(tmp_path, monkeypat
 def test_a_new_folder_has_what_a_run_needs(tmp_path):
     run = RunFolder.create(tmp_path / "a" / "b", "[run]\n")
     manifest = run.manifest()
-    assert (manifest["format"], manifest["status"]) == (runs.FORMAT, "running")
-    assert manifest["versions"].keys() >= {"fedprotip", "torch", "numpy", "python"}
+    assert (manifest.format, manifest.status) == (runs.FORMAT, "running")
+    assert manifest.versions.keys() >= {"fedprotip", "torch", "numpy", "python"}
     assert (run.path / "settings.toml").read_text() == "[run]\n"
     assert is_run(run.path)
     (tmp_path / "empty").mkdir()
@@ -372,7 +372,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, path):
 @pytest.mark.parametrize("number", [0, 99, None, "1"])
 def test_a_folder_of_another_format_is_refused(tmp_path, number):
     run, _ = make(tmp_path / "run", 1)
-    manifest = run.manifest() | {"format": number}
+    manifest = run.manifest().plain() | {"format": number}
     manifest["versions"]["fedprotip"] = "9.9"
     run.write_json("manifest.json", manifest)
     with pytest.raises(UsageError, match=rf"has format {number}, .* reads format {runs.FORMAT}.*\(9\.9\)"):
@@ -390,20 +390,30 @@ def test_a_damaged_manifest_is_a_sentence(tmp_path, content):
 def test_a_missing_summary_is_a_sentence(tmp_path):
     run, _ = make(tmp_path / "run", 1)
     with pytest.raises(RunError, match=r"has no summary\.json yet; finish it with: fedprotip resume"):
-        run.read_json("summary.json")
+        run.summary()
 
 
 def test_the_manifest_tells_changed_files(tmp_path):
     run, _ = make(tmp_path / "run", 1)
-    run.write_tensors("model.safetensors", {"w": torch.ones(2)})
+    for name in ("model", "whatever a method keeps"):
+        run.write_tensors(f"{name}.safetensors", {"w": torch.ones(2)})
     run.write_json("summary.json", {"accuracy": "é"})
+    run.write_json("plan.json", {})
     run.write_manifest("finished", "", seed=3)
-    assert run.manifest()["seed"] == 3
-    assert run.read_json("summary.json") == {"accuracy": "é"}
-    assert run.verify() == {"settings.toml": "intact", "summary.json": "intact", "model.safetensors": "intact"}
+    assert run.manifest().seed == 3
+    assert json.loads((run.path / "summary.json").read_text()) == {"accuracy": "é"}
+    files = ("settings.toml", "summary.json", "plan.json", "model.safetensors", "whatever a method keeps.safetensors")
+    assert run.verify() == dict.fromkeys(files, "intact")
+    assert run.read_verified(files[-1]) == run.read_verified("model.safetensors")
     damaged(run.path / "model.safetensors")
+    (run.path / files[-1]).write_bytes(b"")
     (run.path / "summary.json").unlink()
-    assert run.verify() == {"settings.toml": "intact", "summary.json": "missing", "model.safetensors": "changed"}
+    changed = {"summary.json": "missing", "model.safetensors": "changed", files[-1]: "changed"}
+    assert run.verify() == dict.fromkeys(files, "intact") | changed
+    with pytest.raises(RunError, match=r"whatever a method keeps\.safetensors was changed since the run ended"):
+        run.read_verified(files[-1])
+    with pytest.raises(RunError, match=r"summary\.json cannot be read: No such file"):
+        run.read_verified("summary.json")
 
 
 def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):
@@ -420,7 +430,7 @@ def test_settings_that_were_edited_behind_the_runs_back_are_refused(tmp_path):
 @pytest.mark.parametrize("key", ["settings", "versions"])
 def test_a_manifest_without_what_a_run_goes_by_is_told(tmp_path, key):
     run = RunFolder.create(tmp_path / "run", "[run]\n")
-    manifest = run.manifest()
+    manifest = run.manifest().plain()
     del manifest[key]
     run.write_json("manifest.json", manifest)
     with pytest.raises(RunError, match=r"manifest\.json is incomplete"):
@@ -429,7 +439,7 @@ def test_a_manifest_without_what_a_run_goes_by_is_told(tmp_path, key):
 
 def test_a_run_of_another_version_goes_on_with_a_warning(tmp_path):
     run = RunFolder.create(tmp_path / "run", "")
-    manifest = run.manifest()
+    manifest = run.manifest().plain()
     manifest["versions"]["torch"] = "0.1"
     run.write_json("manifest.json", manifest)
     warnings = []

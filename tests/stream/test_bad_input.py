@@ -171,5 +171,6 @@ def test_a_picture_that_breaks_during_a_run_stops_it_and_resume_loses_nothing(co
     assert command("resume", tmp_path / "run")[0] == 2  # still broken
 
     broken.write_bytes(whole)
-    assert command("resume", tmp_path / "run")[0] == 0
+    assert "training samples of 'dog': 1 changed (dog/001.png)" in command("resume", tmp_path / "run")[2]
+    assert command("resume", tmp_path / "run", "--accept-data")[0] == 0
     assert results(tmp_path / "run") == results(tmp_path / "undisturbed")

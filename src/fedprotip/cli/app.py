@@ -5,7 +5,6 @@ fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
-fedprotip bench --quick                                    # what it costs on this machine
 """
 
 import json
@@ -27,6 +26,7 @@ from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.report import comparison_rows, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
+from fedprotip.store.results import Summary
 
 app = typer.Typer(
     add_completion=False,
@@ -43,6 +43,10 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be given again."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+AcceptData = Annotated[
+    bool,
+    typer.Option("--accept-data", help="Go on although samples were added, removed or changed, where that is honest."),
+]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)]
 Source = Annotated[
     Path | None,
@@ -61,16 +65,16 @@ def run(
 
     Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
     """
-    with display.Progress(err) as progress:
+    with display.ProgressDisplay(err) as progress:
         summary = api.run(settings, overrides or [], folder, [progress])
     _show_run(Path(progress.folder), summary, as_json)
 
 
 @app.command()
-def resume(folder: Run, as_json: Json = False) -> None:
+def resume(folder: Run, accept_data: AcceptData = False, as_json: Json = False) -> None:
     """Continue an interrupted run. It ends with exactly the result it would have had."""
-    with display.Progress(err) as progress:
-        summary = api.resume(folder, [progress])
+    with display.ProgressDisplay(err) as progress:
+        summary = api.resume(folder, [progress], accept_data)
     _show_run(folder, summary, as_json)
 
 
@@ -81,14 +85,15 @@ def extend(
     clients: Annotated[
         str | None, typer.Option(help="Clients that take part from now on, such as 0-2,7; default: the same.")
     ] = None,
+    accept_data: AcceptData = False,
     as_json: Json = False,
 ) -> None:
     """Continue a finished run with the next task, also with clients that left or joined meanwhile.
 
     Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
     """
-    with display.Progress(err) as progress:
-        summary = api.extend(folder, tasks, clients, [progress])
+    with display.ProgressDisplay(err) as progress:
+        summary = api.extend(folder, tasks, clients, [progress], accept_data)
     _show_run(folder, summary, as_json)
 
 
@@ -162,7 +167,7 @@ def reproduce(
         return
     if not show:
         plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
-        with display.Progress(err, runs=len(plan.cells)) as progress:
+        with display.ProgressDisplay(err, runs=len(plan.cells)) as progress:
             reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
         for row, why in plan.skipped.items():
             err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
@@ -177,7 +182,7 @@ def reproduce(
 @app.command()
 def report(folder: Run) -> None:
     """Write report.html, plots and tables of a run again."""
-    RunFolder.open(folder).read_json("summary.json")
+    RunFolder.open(folder).summary()
     out.print(str(write_report(folder)), soft_wrap=True)
 
 
@@ -220,7 +225,7 @@ def _compare_cells(
     except ValueError:
         raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
     planned = cells.plan_cells(source, overrides, methods, numbers, vary)
-    with display.Progress(err, runs=len(planned)) as progress:
+    with display.ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
     _show_comparison(folders, folder, as_json)
 
@@ -229,7 +234,7 @@ def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=1, ensure_ascii=False))
     else:
-        display.print_summary(out, folder, summary)
+        display.print_summary(out, folder, Summary.model_validate(summary))
 
 
 def _show_comparison(folders: list[Path], target: Path, as_json: bool) -> None:

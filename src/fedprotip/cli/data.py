@@ -20,7 +20,7 @@ from fedprotip.cli.display import plain
 from fedprotip.errors import UsageError
 from fedprotip.stream.archives import get as get_archive
 from fedprotip.stream.datasets import layouts, missing
-from fedprotip.stream.download import Progress
+from fedprotip.stream.download import OnBytes
 from fedprotip.stream.inspection import inspect_data
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check your own, fetch official ones.")
@@ -155,6 +155,6 @@ class _Bars:
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
-    def of(self, name: str) -> Progress:
+    def of(self, name: str) -> OnBytes:
         bar = self._bars.add_task(plain(name), total=None)
         return lambda done, total: self._bars.update(bar, completed=done, total=total or None)

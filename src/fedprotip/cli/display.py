@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedprotip.errors import RunError
+from fedprotip.store.events import Event, Failure, Note, RoundDone, Started, Step, TaskDone, Warned
+from fedprotip.store.results import Summary
 
-MODES = {  # first what a user gets
+MEANINGS = {  # first what a user gets
     "single": "one sample, task unknown",
     "aware": "true task given",
     "agnostic": "all heads, no routing",
@@ -24,7 +26,7 @@ def plain(text: str) -> str:
     return escape(text)
 
 
-class Progress:
+class ProgressDisplay:
     """A bar over all rounds with loss, accuracy and time left; silent when stderr is not a terminal.
 
     Is itself an observer of events. For several runs, `of(name)` gives an observer for each.
@@ -44,7 +46,7 @@ class Progress:
         self._started = 0
         self.folder = ""
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressDisplay":
         self._bars.start()
         return self
 
@@ -59,7 +61,7 @@ class Progress:
         self._started += 1
         return _Bar(self, f"{name} ({self._started}/{self._runs})" if self._runs > 1 else name)
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         if not hasattr(self, "_bar"):
             self._bar = self.of("run")
         self._bar(event)
@@ -68,73 +70,68 @@ class Progress:
 class _Bar:
     """The bar of one run."""
 
-    def __init__(self, owner: Progress, name: str) -> None:
+    def __init__(self, owner: ProgressDisplay, name: str) -> None:
         self._owner, self._name = owner, name
         self._bar: bars.TaskID | None = None
         self._rounds = 1
         self._accuracy = ""
 
-    def __call__(self, event: dict[str, Any]) -> None:
-        getattr(self, f"_on_{event['event']}", lambda event: None)(event)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._owner.folder, self._rounds = event.folder, event.rounds
+                total, done = event.tasks * event.rounds, event.done * event.rounds
+                self._bar = self._owner._bars.add_task(self._name, total=total, completed=done, note="")
+            case RoundDone():
+                loss = "" if event.loss is None else f"loss {event.loss:.3f}"
+                self._show(event.task * self._rounds + event.round + 1, f"task {event.task + 1} · {loss}")
+            case TaskDone():
+                known = [mode for mode in MEANINGS if mode in event.accuracy]
+                self._accuracy = " · ".join(f"{mode} {event.accuracy[mode]:.1f} %" for mode in known)
+                self._show((event.task + 1) * self._rounds, f"task {event.task + 1}")
+            case Step():
+                self._show(None, f"{event.what} {event.done}/{event.total}")
+            case Note():
+                self._say(f"[dim]{plain(event.text)}")
+            case Warned():
+                self._say(f"[yellow]{plain(event.text)}")
+            case Failure():
+                place = "task end" if event.round is None else f"round {event.round + 1}"
+                what = f"client {event.client} left out in task {event.task + 1}, {place}:"
+                self._say(f"[yellow]{what}[/yellow] {plain(event.reason)}")
 
-    def _on_start(self, event: dict[str, Any]) -> None:
-        self._owner.folder = event["text"]
-        self._rounds = event["rounds"]
-        self._bar = self._owner._bars.add_task(
-            self._name, total=event["tasks"] * self._rounds, completed=event["done"] * self._rounds, note=""
-        )
+    def _say(self, text: str) -> None:
+        self._owner._console.print(text, soft_wrap=True)
 
-    def _on_round(self, event: dict[str, Any]) -> None:
-        loss = "" if event["loss"] is None else f"loss {event['loss']:.3f}"
-        self._show(event["task"] * self._rounds + event["round"] + 1, f"task {event['task'] + 1} · {loss}")
-
-    def _on_task(self, event: dict[str, Any]) -> None:
-        self._accuracy = " · ".join(f"{mode} {event['accuracy'][mode]:.1f} %" for mode in _known(event))
-        self._show((event["task"] + 1) * self._rounds, f"task {event['task'] + 1}")
-
-    def _on_note(self, event: dict[str, Any]) -> None:
-        self._owner._console.print(plain(event["text"]), style="dim", soft_wrap=True)
-
-    def _on_warning(self, event: dict[str, Any]) -> None:
-        self._owner._console.print(f"[yellow]{plain(event['text'])}[/yellow]", soft_wrap=True)
-
-    def _on_failure(self, event: dict[str, Any]) -> None:
-        place = "task end" if event["round"] is None else f"round {event['round'] + 1}"
-        self._owner._console.print(
-            f"[yellow]client {event['client']} left out in task {event['task'] + 1}, {place}:[/yellow] "
-            f"{plain(event['reason'])}",
-            soft_wrap=True,
-        )
-
-    def _show(self, completed: int, note: str) -> None:
+    def _show(self, completed: int | None, note: str) -> None:
         if self._bar is not None:
             self._owner._bars.update(self._bar, completed=completed, note=f"{note}  {self._accuracy}".strip())
 
 
-def print_summary(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+def print_summary(console: Console, folder: Path, summary: Summary) -> None:
     """The headline table of one run and where to look further."""
-    table = Table(title=f"{summary['method']}, {summary['tasks']} tasks, seed {summary['seed']}")
+    table = Table(title=f"{summary.method}, {summary.tasks} tasks, seed {summary.seed}")
     for heading in ("mode", "accuracy %", "forgetting"):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
-    for mode in _known(summary):
-        figures = (f"{summary[key][mode]:.1f}" for key in ("accuracy", "forgetting"))
-        table.add_row(f"{mode} [dim]({MODES[mode]})[/dim]", *figures, style="bold green" if mode == "single" else "")
+    for mode in summary.modes:
+        figures = (f"{values[mode]:.1f}" for values in (summary.accuracy, summary.forgetting))
+        table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style="bold green" if mode == "single" else "")
     console.print(table)
-    if summary["failures"]["count"]:
-        console.print(f"Clients left out {summary['failures']['count']} times; the report says why.")
+    if summary.failures.count:
+        console.print(f"Clients left out {summary.failures.count} times; the report says why.")
     console.print(f"Report: {plain(str(folder / 'report.html'))}", soft_wrap=True)
 
 
 def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -> None:
     """Accuracy and forgetting of every method in every mode, mean ± std over seeds."""
-    modes = [mode for mode in MODES if any(mode in row["accuracy"] for row in rows)]
+    modes = [mode for mode in MEANINGS if any(mode in row["accuracy"] for row in rows)]
     table = Table(title="Accuracy % (forgetting in points)")
     widest = max(len(word) for row in rows for word in row["label"].split())
     table.add_column("method", min_width=widest)
     table.add_column("runs", justify="right")
     for mode in modes:
         style = "bold green" if mode == "single" else ""
-        table.add_column(f"{mode}\n[dim]{MODES[mode]}", justify="right", style=style)
+        table.add_column(f"{mode}\n[dim]{MEANINGS[mode]}", justify="right", style=style)
     for row in rows:
         table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
     console.print(table)
@@ -172,11 +169,6 @@ def print_info(console: Console, facts: dict[str, Any]) -> None:
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(f"[bold]{key}", plain(shown))
     console.print(table)
-
-
-def _known(results: dict[str, Any]) -> list[str]:
-    """Modes that were measured, in the order of the tables."""
-    return [mode for mode in MODES if mode in results["accuracy"]]
 
 
 def _cell(row: dict[str, Any], mode: str) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedprotip.inference.ways import STATISTICS, Inference, StatisticsExpert
+from fedprotip.inference.answers import Inference
+from fedprotip.inference.experts import STATISTICS, StatisticsExpert
 
 
 class Drift:
@@ -15,11 +16,11 @@ class Drift:
     """
 
     def __init__(self, inference: Inference) -> None:
-        expert, self._columns = inference.experts.get(STATISTICS), inference.columns
+        expert, self._candidates = inference.experts.get(STATISTICS), inference.candidates
         self._expert = expert if isinstance(expert, StatisticsExpert) else None
         if self._expert:
             width = self._expert.gaussians.centres.shape[1]
-            self._sums, self._counts = (torch.zeros(len(self._columns.labels), *size) for size in ((width,), ()))
+            self._sums, self._counts = (torch.zeros(len(self._candidates), *size) for size in ((width,), ()))
 
     def watch(self, tasks: Tensor) -> Callable[[Tensor, Tensor], None]:
         """Takes features and labels of samples of these tasks (n,), part by part in their order."""
@@ -28,9 +29,9 @@ class Drift:
         def add(features: Tensor, labels: Tensor) -> None:
             nonlocal start
             if self._expert:
-                columns = self._columns.find(labels, tasks[start : start + len(labels)])
-                self._sums.index_add_(0, columns, self._expert.whiten(features))
-                self._counts += torch.bincount(columns, minlength=len(self._counts))
+                places = self._candidates.find(labels, tasks[start : start + len(labels)])
+                self._sums.index_add_(0, places, self._expert.whiten(features))
+                self._counts += torch.bincount(places, minlength=len(self._counts))
             start += len(labels)
 
         return add
@@ -43,5 +44,5 @@ class Drift:
         apart = self._sums / self._counts[:, None] - gaussians.centres[rows]
         beyond = (apart.square().sum(1) - apart.shape[1] / self._counts).clamp_min(0).sqrt()
         known = gaussians.seen[rows] & (self._counts > 0)
-        own = [beyond[known & (self._columns.tasks == task)] for task in range(seen + 1)]
+        own = [beyond[known & (self._candidates.tasks == task)] for task in range(seen + 1)]
         return [float(values.mean()) if len(values) else 0.0 for values in own]

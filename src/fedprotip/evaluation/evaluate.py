@@ -19,8 +19,8 @@ from fedprotip.evaluation.confidence import summary as confidence_summary
 from fedprotip.evaluation.drift import Drift
 from fedprotip.evaluation.portions import Portion, draw_groups, portions
 from fedprotip.evaluation.sweeps import Sweep
-from fedprotip.inference.ways import Inference, Routed
-from fedprotip.models import Network
+from fedprotip.inference.answers import Heard, Inference, Routed
+from fedprotip.inference.predictor import Predictor
 from fedprotip.models.batches import pieces
 from fedprotip.models.prefix import InputBatch, PrefixCache
 from fedprotip.seeds import numpy_stream
@@ -59,53 +59,27 @@ class Evaluation:
             routing.setdefault("drift", []).append(self.drift)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What the model says about some test samples: all that any mode needs."""
-
-    labels: Tensor  # (n,) true global labels
-    scores: dict[str, Tensor]  # expert → (n, C)
-    evidence: dict[str, Tensor]  # way → (n, E)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def some(self, chosen: Tensor) -> "Answers":
-        scores = {name: values[chosen] for name, values in self.scores.items()}
-        return Answers(self.labels[chosen], scores, {name: values[chosen] for name, values in self.evidence.items()})
-
-
 @torch.no_grad()
-def answer(
-    network: Network,
-    batches: Iterable[InputBatch],
-    inference: Inference,
-    watch: Callable[[Tensor, Tensor], None] | None = None,
-) -> Answers:
-    """One forward pass over test samples; `watch` is shown their features and labels, in order."""
-    network.eval()
+def hear(
+    predictor: Predictor, batches: Iterable[InputBatch], watch: Callable[[Tensor, Tensor], None] | None = None
+) -> tuple[Heard, Tensor]:
+    """One forward pass over test samples, and their labels (n,); `watch` is shown features and labels, in order."""
+    network = predictor.network.eval()
     device = next(network.parameters()).device
-    labels, scores, evidence = [], [], []
+    parts, labels = [], []
     for features, known in _together((network.embed(inputs.to(device)), known) for inputs, known in batches):
-        seen = inference.see(features)
+        parts.append(predictor.inference.hear(features))
         if watch:
             watch(features, known)
         labels.append(known)
-        scores.append(seen.scores)
-        evidence.append({name: way.router.evidence(seen) for name, way in inference.ways.items()})
-    return Answers(torch.cat(labels), _joined(scores), _joined(evidence))
+    return Heard.joined(parts), torch.cat(labels)
 
 
 def evaluate(
-    network: Network,
-    stream: Stream,
-    inference: Inference,
-    seen: int,
-    settings: Settings,
-    cache: PrefixCache | None = None,
+    predictor: Predictor, stream: Stream, seen: int, settings: Settings, cache: PrefixCache | None = None
 ) -> Evaluation:
     """Evaluate on tasks 0…seen, after learning task `seen`."""
-    cache, last = cache or PrefixCache(stream, settings), len(stream.tasks) - 1
+    cache, last, inference = cache or PrefixCache(stream, settings), len(stream.tasks) - 1, predictor.inference
     modes = ("aware", "agnostic", *(ROUTED if inference.ways else ()))
     result = Evaluation({mode: [] for mode in modes}, {}, {})
     if inference.ways:
@@ -113,41 +87,37 @@ def evaluate(
         keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]
         result.ways = {name: {key: [] for key in keys} for name in inference.ways}
     right = _right_tasks(stream, seen, settings)
-    sweep, known, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
-    for tasks in portions(stream, len(inference.columns.labels), seen, settings):
-        batches = (_test_batches(network, stream, task, seen, settings, cache) for task in tasks)
+    sweep, sure, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
+    for tasks in portions(stream, len(inference.candidates), seen, settings):
+        batches = (_test_batches(predictor, stream, task, seen, settings, cache) for task in tasks)
         portion = Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
-        said = answer(network, chain.from_iterable(batches), inference, drift.watch(portion.owners))
-        opinions, (own, scores) = inference.opinions(said.scores), next(iter(said.scores.items()))
-        owner = portion.owners[:, None]
-        aware = opinions[own].labels.gather(1, owner) == said.labels[:, None]
-        aware &= opinions[own].best.gather(1, owner) > -torch.inf  # no answer is a wrong one
-        agnostic = inference.columns.labels[scores.argmax(1)]
-        result.accuracy["aware"] += portion.percent(aware[:, 0])
-        result.accuracy["agnostic"] += portion.percent(agnostic == said.labels)
+        heard, labels = hear(predictor, chain.from_iterable(batches), drift.watch(portion.owners))
+        result.accuracy["aware"] += portion.percent(inference.aware(heard, portion.owners) == labels)
+        result.accuracy["agnostic"] += portion.percent(inference.agnostic(heard) == labels)
         if not inference.ways:
             continue
-        allowed = right(said.labels, portion.owners)
+        allowed = right(labels, portion.owners)
         drawn = [draw_groups(task, int(size), settings) for task, size in zip(tasks, portion.sizes, strict=True)]
         groups = [start + group for start, found in zip(portion.starts, drawn, strict=True) for group in found]
-        for name, way in inference.ways.items():
+        for name in inference.ways:
             for mode, members in {"single": None, "batch64": groups}.items():
-                routed = inference.route(way, said.evidence[name], opinions[way.expert], members)
-                _enter_routed(result, mode, name, routed, said, allowed, portion)
+                routed = inference.route(heard, name, members)
+                _enter_routed(result, mode, name, routed, labels, allowed, portion)
                 if name == inference.chosen:
                     result.confusion[mode] += portion.confusion(routed)
-        known.add(said)
+                    if mode == "single":
+                        sure.add(heard, routed, labels)
         if seen == last:
             for task, start, size in zip(tasks, portion.starts, portion.sizes, strict=True):
                 order = numpy_stream(settings.run.seed, "sweep", task).permutation(int(size))[: Sweep.SAMPLES]
-                some = said.some(start + torch.from_numpy(np.sort(order)))
-                sweep.add(some.evidence, some.scores, some.labels)
+                some = start + torch.from_numpy(np.sort(order))
+                sweep.add(heard.some(some), labels[some])
     result.drift = drift.by_task(seen)
     if inference.ways:
         for mode in ROUTED:
             result.accuracy[mode] = list(result.ways[inference.chosen][mode])
             result.routing[mode] = list(result.ways[inference.chosen][f"routing_{mode}"])
-        result.confidence, result.inside = known.summary(), known.quantiles()
+        result.confidence, result.inside = sure.summary(), sure.quantiles()
         result.sweeps = sweep.result() if seen == last else {}
     return result
 
@@ -165,9 +135,8 @@ def _together(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, 
 
 
 def evaluate_unknown(
-    network: Network,
+    predictor: Predictor,
     stream: Stream,
-    inference: Inference,
     task: int,
     settings: Settings,
     cache: PrefixCache,
@@ -177,23 +146,24 @@ def evaluate_unknown(
 
     Rows of what stands still during the task are kept, for the evaluation at its end.
     """
-    said = answer(network, _test_batches(network, stream, task, task, settings, cache), inference)
-    return {name: auroc(torch.tensor(inside[name]), score) for name, score in inference.unusual(said.scores).items()}
+    heard, _ = hear(predictor, _test_batches(predictor, stream, task, task, settings, cache))
+    found = predictor.inference.unusual(heard.scores)
+    return {name: auroc(torch.tensor(inside[name]), score) for name, score in found.items()}
 
 
 def _test_batches(
-    network: Network, stream: Stream, task: int, seen: int, settings: Settings, cache: PrefixCache
+    predictor: Predictor, stream: Stream, task: int, seen: int, settings: Settings, cache: PrefixCache
 ) -> Iterable[InputBatch]:
     """The test samples of a task in batches, for a network whose newest task is `seen`."""
-    return cache.test_batches(network, task, seen, pieces(stream.tasks[task].test, settings.evaluate.batch))
+    return cache.test_batches(predictor.network, task, seen, pieces(stream.tasks[task].test, settings.evaluate.batch))
 
 
 def _enter_routed(
-    result: Evaluation, mode: str, name: str, routed: Routed, said: Answers, allowed: Tensor, portion: Portion
+    result: Evaluation, mode: str, name: str, routed: Routed, labels: Tensor, allowed: Tensor, portion: Portion
 ) -> None:
     """Score what one way found for the groups of a portion."""
     samples, found = routed.samples, routed.decisions.argmax(1)
-    result.ways[name][mode] += portion.percent(routed.labels == said.labels[samples], samples)
+    result.ways[name][mode] += portion.percent(routed.labels == labels[samples], samples)
     result.ways[name][f"routing_{mode}"] += portion.mean(allowed[samples, found[routed.groups]], samples)
 
 
@@ -206,11 +176,11 @@ class _Confidence:
         self._right: list[Tensor] = []
         self._inside: dict[str, list[Tensor]] = {}
 
-    def add(self, said: Answers) -> None:
-        answers, sure = self._inference.single(said.evidence, said.scores)
-        self._sure.append(sure)
-        self._right.append(answers == said.labels)
-        for name, score in self._inference.unusual(said.scores).items():
+    def add(self, heard: Heard, routed: Routed, labels: Tensor) -> None:
+        """Samples that the chosen way has decided each alone, and their true labels."""
+        self._sure.append(self._inference.sureness(heard, routed))
+        self._right.append(routed.labels == labels)
+        for name, score in self._inference.unusual(heard.scores).items():
             self._inside.setdefault(name, []).append(score)
 
     def summary(self) -> dict[str, Any]:
@@ -235,7 +205,3 @@ def _right_tasks(stream: Stream, seen: int, settings: Settings) -> Callable[[Ten
     for task in range(seen + 1):
         holds[list(stream.tasks[task].classes), task] = True
     return lambda labels, tasks: holds[labels]
-
-
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from fedprotip.inference.ways import Routed
+from fedprotip.inference.answers import Routed
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
@@ -51,11 +51,11 @@ class Portion:
         return counts
 
 
-def portions(stream: Stream, columns: int, seen: int, settings: Settings) -> Iterator[range]:
-    """Tasks 0…seen in parts of about PORTION scores, `columns` a sample: small tasks together, large ones alone."""
+def portions(stream: Stream, candidates: int, seen: int, settings: Settings) -> Iterator[range]:
+    """Tasks 0…seen in parts of about PORTION scores, `candidates` a sample: small tasks together, large ones alone."""
     drawn, first, held = settings.evaluate.group * settings.evaluate.draws, 0, 0
     for task in range(seen + 1):
-        size = max(len(stream.tasks[task].test), drawn) * columns
+        size = max(len(stream.tasks[task].test), drawn) * candidates
         if held and held + size > PORTION:
             yield range(first, task)
             first, held = task, 0

@@ -1,12 +1,13 @@
-"""`summary.json`: the result of a run under stable keys that other tools read."""
+"""From where a run stands to its summary."""
 
 from typing import Any
 
 from fedprotip.evaluation.metrics import average_accuracy, forgetting
 from fedprotip.settings import Settings
+from fedprotip.store.results import Summary
 
 
-def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float | None) -> dict[str, Any]:
+def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float | None) -> Summary:
     """The summary of a run that stands at `progress` (the server's numbers, as saved in a checkpoint)."""
     matrix, routing = progress["matrix"], progress["routing"]
     by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
@@ -16,7 +17,7 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         way: {key: sum(values) / len(values) for key, values in figures.items()}
         for way, figures in routing.get("ways", {}).items()
     }
-    return {
+    figures = {
         "method": settings.method.name,
         "scenario": settings.stream.scenario,
         "tasks": progress["task"],
@@ -36,3 +37,4 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         "peak_gpu_mb": peak_gpu_mb,
         "failures": {"count": sum(progress["failures"].values()), "by_reason": progress["failures"]},
     }
+    return Summary.model_validate(figures)

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.inference.groups import mixture
-from fedprotip.inference.ways import Inference, Opinion, Way
+from fedprotip.inference.answers import Heard, Inference, Opinion, Way
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 
@@ -45,8 +44,7 @@ class _Question:
         """log p(task) of every group (g, T), or of every sample of every group (g·size, T)."""
         groups, size, _ = evidence.shape
         if rule == "mixture":
-            temperature = self.inference.calibration.temperature  # `answer` divides by it
-            return (mixture(evidence / temperature) * temperature).float().flatten(0, 1)
+            return self.inference.mixed(evidence).flatten(0, 1)
         if rule == "alone":
             return self.inference.decide(self.way, evidence.flatten(0, 1), torch.ones(groups * size))
         return self.inference.decide(self.way, evidence.mean(1), torch.full((groups,), float(size)))
@@ -63,24 +61,22 @@ class Sweep:
 
     def __init__(self, inference: Inference, settings: Settings) -> None:
         self._inference, self._settings = inference, settings
-        self._parts: list[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]] = []
+        self._parts: list[tuple[Heard, Tensor]] = []
 
-    def add(self, evidence: dict[str, Tensor], scores: dict[str, Tensor], labels: Tensor) -> None:
+    def add(self, heard: Heard, labels: Tensor) -> None:
         """Samples of the next task."""
-        self._parts.append((evidence, scores, labels))
+        self._parts.append((heard, labels))
 
     def result(self) -> dict[str, Any]:
         """Accuracy (%): `size` by way and group size, `purity` by rule and purity, for the chosen way and cosine."""
-        evidence = {n: torch.cat([p[0][n] for p in self._parts]) for n in self._parts[0][0]}
-        scores = {n: torch.cat([p[1][n] for p in self._parts]) for n in self._parts[0][1]}
-        labels = torch.cat([part[2] for part in self._parts])
-        tasks = torch.repeat_interleave(torch.tensor([len(part[2]) for part in self._parts]))
+        heard = Heard.joined([part for part, _ in self._parts])
+        labels = torch.cat([labels for _, labels in self._parts])
+        tasks = torch.repeat_interleave(torch.tensor([len(labels) for _, labels in self._parts]))
         by_size, by_purity = {}, {}
         pure = [self._groups(tasks, size, 1.0) for size in SIZES]
         mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
-        opinions = self._inference.opinions(scores)
         for name, way in self._inference.ways.items():
-            ask = _Question(self._inference, way, evidence[name], opinions[way.expert], labels)
+            ask = _Question(self._inference, way, heard.evidence[name], heard.opinion(way.expert), labels)
             by_size[name] = [ask.accuracy(groups, "pooled") for groups in pure]
             if name in (self._inference.chosen, "cosine"):
                 rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")

@@ -4,7 +4,6 @@ It looks at training data of earlier tasks, which no federated method may do: th
 choosing ε, switched on with `run.geometry`, and training never sees what it measures.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ from fedprotip.models import Network
 from fedprotip.models.capture import Layer, find_layers
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.files import Tensors
+from fedprotip.store.records import finite
+from fedprotip.store.results import Geometry
 from fedprotip.stream.holdings import Holding
 from fedprotip.subspace import geometry
 from fedprotip.subspace.project import Projector
@@ -79,7 +80,7 @@ class Probe:
         """At the end of a task: its loss now."""
         self._server.progress.geometry["end_loss"].append(self._gradient(task)[0])
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Geometry:
         """ρ̂_t, β̂_{τ→t}, β̄_T, FT_loss and the bounds of Eq. 13–16, with what was measured beside them.
 
         L is estimated from iterates in a row, so it is a lower estimate; without two of them in one task it is
@@ -91,7 +92,7 @@ class Probe:
         beta = [[max(values) for values in row] for row in record["beta"]]
         beta_bar, g2, smooth = geometry.mean_interference(beta), record["second_moment"], record["smoothness"]
         increases = [self._gradient(old)[0] - record["end_loss"][old] for old in range(tasks - 1)]
-        return {
+        found = {
             "threshold": getattr(server.settings.method, "threshold", None),
             "rho": [None if t == 0 else value for t, value in enumerate(rho)],
             "rho_mean": [None if t == 0 else float(np.mean(values)) for t, values in enumerate(record["rho"])],
@@ -107,6 +108,7 @@ class Probe:
                 "loss_increase": increases,
             },
         }
+        return Geometry.model_validate(found)
 
     def _bounds(
         self,
@@ -123,8 +125,7 @@ class Probe:
         gaps, steps, tasks = record["start_loss"], record["steps"], len(rho)
         return {
             "taskwise": [
-                _finite(geometry.taskwise_bound(gaps[t], rho[t], rounds, steps[t], lr, smooth, g2))
-                for t in range(tasks)
+                finite(geometry.taskwise_bound(gaps[t], rho[t], rounds, steps[t], lr, smooth, g2)) for t in range(tasks)
             ],
             "forgetting": [
                 geometry.forgetting_bound(
@@ -133,7 +134,7 @@ class Probe:
                 for old, later in ((old, range(old + 1, tasks)) for old in range(tasks - 1))
             ],
             "taskwise_canonical": [
-                _finite(geometry.taskwise_bound_canonical(gaps[t], rho[t], rounds, smooth, g2)) for t in range(tasks)
+                finite(geometry.taskwise_bound_canonical(gaps[t], rho[t], rounds, smooth, g2)) for t in range(tasks)
             ],
             "ft_loss_canonical": geometry.loss_forgetting_bound(tasks, beta_bar, rounds, smooth, g2),
         }
@@ -194,10 +195,6 @@ class Probe:
         train, stream = self._server.settings.train, self._server.stream
         sizes = [len(stream.client_samples(task, client)) for client in stream.clients(task)]
         return sum(1 for _ in local_batches(np.arange(max(sizes)), train, np.random.default_rng(0)))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _layers(network: Network) -> list[Layer]:

@@ -1,21 +1,20 @@
 """What a run writes down as it goes: events, the ledger of all messages, seconds, checkpoints."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 from fedprotip.federation.server import Progress, Server
-from fedprotip.messages import Message
 from fedprotip.store.clients import ClientStore
+from fedprotip.store.events import Absent, Event, Failure, Observer
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import peak_rss_mb
+from fedprotip.store.records import LedgerLine, Line
 
 MOST_REASONS = 50
 """Different reasons of failures that are counted one by one; all are in events.jsonl."""
-
-Observer = Callable[[dict[str, Any]], None]
 
 
 class Journal:
@@ -23,10 +22,9 @@ class Journal:
 
     def __init__(self, folder: RunFolder, store: ClientStore, observers: list[Observer]) -> None:
         self._folder, self._store, self._observers = folder, store, observers
-        self._lines: dict[str, list[dict[str, Any]]] = {"events.jsonl": [], "ledger.jsonl": []}
+        self._lines: dict[str, list[Line]] = {"events.jsonl": [], "ledger.jsonl": []}
 
-    def event(self, name: str, **fields: Any) -> None:
-        record = {"event": name, **fields}
+    def event(self, record: Event) -> None:
         self._lines["events.jsonl"].append(record)
         for observer in self._observers:
             observer(record)
@@ -34,39 +32,40 @@ class Journal:
     def message(
         self,
         progress: Progress,
-        direction: str,
+        direction: Literal["up", "down"],
         client: int,
         task: int,
         round_: int | None,
-        message: Message,
+        kind: str,
+        size: int,
         rejected: str = "",
     ) -> None:
         """Enter one message into the ledger; totals count everything that was sent, used or not."""
-        size = message.nbytes
-        totals = progress.bytes[direction]
-        totals[message.kind] = totals.get(message.kind, 0) + size
-        self._lines["ledger.jsonl"].append(
-            {
-                "task": task,
-                "round": round_,
-                "client": client,
-                "direction": direction,
-                "kind": message.kind,
-                "bytes": size,
-                "status": "rejected" if rejected else "ok",
-                "reason": rejected,
-            }
+        line = LedgerLine(
+            task=task,
+            round=round_,
+            client=client,
+            direction=direction,
+            kind=kind,
+            bytes=size,
+            status="rejected" if rejected else "ok",
+            reason=rejected,
         )
-
-    def absent(self, task: int, clients: list[int]) -> None:
-        self.event("absent", task=task, clients=clients, reason="no data of this task")
+        self._lines["ledger.jsonl"].append(line)
+        totals = progress.bytes[direction]
+        totals[line.kind] = totals.get(line.kind, 0) + line.bytes
 
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
         """A client was left out: say so and count it."""
-        progress.last_failure = reason
-        counted = reason if reason in progress.failures or len(progress.failures) < MOST_REASONS else "other reasons"
+        record = Failure(task=task, round=round_, client=client, reason=reason)
+        known = record.reason in progress.failures or len(progress.failures) < MOST_REASONS
+        counted = record.reason if known else "other reasons"
         progress.failures[counted] = progress.failures.get(counted, 0) + 1
-        self.event("failure", task=task, round=round_, client=client, reason=reason)
+        progress.last_failure = record.reason
+        self.event(record)
+
+    def absent(self, task: int, clients: list[int]) -> None:
+        self.event(Absent(task=task, clients=clients, reason="no data of this task"))
 
     @contextmanager
     def phase(self, progress: Progress, name: str) -> Iterator[None]:
@@ -80,7 +79,7 @@ class Journal:
     def flush(self) -> None:
         """Write the lines so far; a resume cuts off those that no checkpoint covers."""
         for log, lines in self._lines.items():
-            self._folder.append(log, lines)
+            self._folder.append(log, (line.plain() for line in lines))
             lines.clear()
 
     def checkpoint(self, server: Server, extra: dict[str, Tensors]) -> None:

@@ -19,6 +19,8 @@ from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.server import Server
+from fedprotip.store.events import RoundDone, TaskDone
+from fedprotip.store.records import finite
 
 PATIENCE = 3
 """Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""
@@ -52,12 +54,11 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
             with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
-            inference = server.inference(task)
-            evaluation = evaluate(server.network, server.stream, inference, task, settings, server.cache)
+            evaluation = evaluate(server.predictor(task), server.stream, task, settings, server.cache)
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.site.known)
-        journal.event("task", task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims)
+        journal.event(TaskDone(task=task, seconds=seconds, accuracy=evaluation.means(), ranks=ranks, dims=dims))
         progress.task, progress.round, progress.present = task + 1, 0, {}
         journal.checkpoint(server, probe.tensors() if probe else {})
 
@@ -66,9 +67,9 @@ def meet_task(server: Server, task: int) -> None:
     """A task that is not learned yet stands for inputs of no task: would they be noticed?"""
     inside = server.progress.routing.get("inside")
     if inside:
-        server.progress.routing["unknown"] = evaluate_unknown(
-            server.network, server.stream, server.inference(task - 1), task, server.settings, server.cache, inside
-        )
+        known = server.predictor(task - 1)
+        unknown = evaluate_unknown(known, server.stream, task, server.settings, server.cache, inside)
+        server.progress.routing["unknown"] = unknown
 
 
 def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -> None:
@@ -78,8 +79,8 @@ def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -
         replies = converse(server, engine, journal, exchange, round_)
         losses = [meta["loss"] for meta in replies.values() if "loss" in meta]
     server.progress.barren = 0 if replies else server.progress.barren + 1
-    loss = sum(losses) / len(losses) if losses else None
-    journal.event("round", task=task, round=round_, loss=loss, clients=len(replies), seconds=perf_counter() - started)
+    loss, seconds = finite(sum(losses) / len(losses)) if losses else None, perf_counter() - started
+    journal.event(RoundDone(task=task, round=round_, loss=loss, clients=len(replies), seconds=seconds))
     if server.progress.barren >= PATIENCE:
         raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
-from fedprotip.inference.ways import Inference
+from fedprotip.inference.predictor import Predictor
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
 from fedprotip.methods.exchange import Exchange
@@ -19,9 +19,11 @@ from fedprotip.seeds import numpy_stream
 from fedprotip.settings import DataSettings, RunSettings, Settings, to_toml
 from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
+from fedprotip.stream.plan import Plan
 
-Log = Callable[[Parcel], object]
-"""Told of every parcel that goes to a client."""
+Direction = Literal["up", "down"]
+Log = Callable[[Direction, Message], None]
+"""Told of every message that crosses for a question, but for the reply."""
 
 
 @dataclass
@@ -60,7 +62,8 @@ class Server:
     ) -> None:
         self.settings, self.method, self.stream = settings, method, stream
         self.cache = cache or PrefixCache(stream, settings)
-        self.site = Site(settings, method, network, [task.classes for task in stream.tasks])
+        classes = [task.classes for task in stream.tasks]
+        self.site = Site(settings, method, network, classes, stream.dataset.image_shape)
         self.progress = Progress()
         self._told: list[Tensors] = []  # tensors of progress.told
 
@@ -105,10 +108,12 @@ class Server:
 
         def parcel() -> Parcel:
             messages = self._parcel(str(client), exchange, round_)
-            log(messages)
+            for message in messages:
+                log("down", message)
             return messages
 
-        def anew() -> Parcel:
+        def anew(lost: Message) -> Parcel:
+            log("up", lost)
             for told in (self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows):
                 told.pop(str(client), None)
             return parcel()
@@ -134,8 +139,8 @@ class Server:
         model = self.settings.model.model_copy(update={"weights": ""})  # they arrive with the model
         run = RunSettings(seed=self.settings.run.seed, device=self.settings.run.device)  # the rest is this machine's
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
-        shape, classes = self.stream.dataset.image_shape, [list(known) for known in self.site.classes]
-        return Message(PLAN, meta={"settings": to_toml(told), "image": list(shape), "classes": classes})
+        classes = [list(known) for known in self.site.classes]
+        return Message(PLAN, meta={"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes})
 
     def _knowledge_for(self, client: str) -> tuple[Parcel, Parcel]:
         """All shared knowledge, for a client that lacks some of earlier tasks; else what it lacks of this task's."""
@@ -193,9 +198,13 @@ class Server:
         self.progress.digests.append(len(self.progress.told))
         self.progress.told, self._told = [], []
 
-    def inference(self, task: int) -> Inference:
-        """How samples of tasks 0…task are answered."""
-        return self.site.inference(task)
+    def predictor(self, task: int) -> Predictor:
+        """What answers for samples of tasks 0…task."""
+        return Predictor(self.network, self.site.inference(self.method.answering(), task), self.plan(task))
+
+    def plan(self, task: int) -> Plan:
+        """What the run folder says about tasks 0…task beside its tensors."""
+        return self.stream.plan(self.method.answering(), self.network.shared_head, task + 1)
 
     # Checkpoints
 

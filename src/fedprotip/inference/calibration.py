@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedprotip.store.files import Tensors
+
 TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
 BINS = 2048
@@ -46,6 +48,13 @@ class Calibration:
         if not held_back.sum():
             return cls()
         return cls(float(TEMPERATURES[loss.argmin()]), held_back)
+
+    @classmethod
+    def recall(cls, knowledge: Tensors) -> "Calibration":
+        """As far as clients have told; neutral before."""
+        if "calibration/loss" not in knowledge:
+            return cls()
+        return cls.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
 
     def unusual(self, distances: Tensor) -> Tensor:
         """The share of held-back samples that lie nearer than this one: 0.99 is farther out than 99 of 100.

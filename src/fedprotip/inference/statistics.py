@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from fedprotip.seeds import torch_stream
+from fedprotip.store.files import Tensors
 from fedprotip.subspace.basis import SPARE, leading_range
+
+COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
+"""In the knowledge: (C,), (C, M) and the packed second moment, one row per class of every task so far; float64."""
 
 
 def pack(moment: Tensor) -> Tensor:
@@ -84,6 +88,12 @@ class Sums:
     def freedom(self) -> int:
         """Degrees of freedom of the scatter: samples less classes, at least 1."""
         return max(int(self.counts.sum()) - int(self.seen.sum()), 1)
+
+
+def recall(knowledge: Tensors) -> Sums:
+    """All statistics so far."""
+    sums = knowledge[SUMS]
+    return Sums(knowledge[COUNTS], sums, unpack(knowledge[MOMENT], sums.shape[1]))
 
 
 def oas(covariance: Tensor, samples: int) -> float:

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import HEADS, Columns, HeadExpert, Inference
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
@@ -29,11 +28,11 @@ from fedprotip.methods.parts.training import Training
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Kept, Knowledge
 from fedprotip.methods.wire import TaskView
-from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings, declare
+from fedprotip.stream.plan import Answering
 
 
 class Method:
@@ -120,9 +119,9 @@ class Method:
 
     # Answers
 
-    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        """How samples are answered, given the classes of every task so far; without ways no task is predicted."""
-        return Inference(Columns.of(classes), {HEADS: HeadExpert(network, len(classes))})
+    def answering(self) -> Answering:
+        """How samples are answered: experts and routers by name. By default the heads, and no task is predicted."""
+        return Answering()
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         """For the report: (layer → rank so far, layer → d)."""

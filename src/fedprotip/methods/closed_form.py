@@ -9,14 +9,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedprotip.inference.statistics import ridge
-from fedprotip.inference.ways import RIDGE, Columns, Inference, LargestOutput, LinearExpert, Way
+from fedprotip.inference.experts import RIDGE
 from fedprotip.methods.base import Method, register
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import statistics
-from fedprotip.methods.state import Knowledge
-from fedprotip.models import Network
 from fedprotip.settings import MethodSettings
+from fedprotip.stream.plan import Answering, WayPlan
 
 
 class LDAOptions(MethodSettings):
@@ -45,10 +43,8 @@ class LDA(Method):
         assert isinstance(self.settings.method, LDAOptions)
         return super().rounds(task) if task == 0 and self.settings.method.adapt else 0
 
-    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        columns = Columns.of(classes)
-        experts, ways = statistics.answers(network, known, columns, self.settings)
-        return Inference(columns, experts, ways, "statistics")
+    def answering(self) -> Answering:
+        return statistics.answering(self.settings)
 
 
 @register
@@ -58,11 +54,9 @@ class Ridge(LDA):
     name = "ridge"
     Options: ClassVar[type[MethodSettings]] = RidgeOptions
 
-    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def answering(self) -> Answering:
         assert isinstance(self.settings.method, RidgeOptions)
-        lda = super().inference(network, known, classes)
-        sums, rows = lda.columns.by_label(statistics.recall(known))
-        weights, bias = ridge(sums, self.settings.method.strength)
-        own = LinearExpert(weights[rows], bias[rows], statistics.feature_map(network, self.settings))
-        ways = {"ridge": Way(LargestOutput(lda.columns, RIDGE), RIDGE), **lda.ways}
-        return Inference(lda.columns, {RIDGE: own, **lda.experts}, ways, "ridge")
+        lda, features = super().answering(), statistics.feature_options(self.settings)
+        experts = {RIDGE: {**features, "strength": self.settings.method.strength}, **lda.experts}
+        ways = {RIDGE: WayPlan(router=RIDGE, expert=RIDGE), **lda.ways}
+        return Answering(experts=experts, ways=ways, chosen=RIDGE)

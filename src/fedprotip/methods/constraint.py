@@ -1,10 +1,18 @@
 """What keeps a client's steps within bounds."""
 
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+
+from torch import nn
+
+from fedprotip.models.products import OtherColumns
 
 
 class Constraint:
     """Runs around every optimiser step of a client, and is a context for one round; where projection lives."""
+
+    columns: Mapping[nn.Parameter, OtherColumns] = MappingProxyType({})
+    """Weight → columns that its gradient is taken from instead of those of its inputs (`models.products`)."""
 
     def __enter__(self) -> "Constraint":
         return self

@@ -7,6 +7,7 @@ is a list of them and a few hooks.
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedprotip.messages import Message
+from fedprotip.store.events import Event
 
 if TYPE_CHECKING:
     from fedprotip.methods.local import Local
@@ -57,8 +58,8 @@ class Exchange:
         """The weight of a reply in a mean."""
         return 1.0
 
-    def remark(self, message: Message) -> dict[str, Any] | None:
-        """What a usable reply says that belongs into events.jsonl: {"event": …, …}."""
+    def remark(self, message: Message, task: int, client: int) -> Event | None:
+        """What a usable reply says that belongs into events.jsonl."""
         return None
 
     def digest(self, combined: Any, site: "Site") -> Message | None:

@@ -1,30 +1,31 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import HEADS, ClassEvidence, Inference, Vote, Way
+from fedprotip.inference.experts import HEADS, STATISTICS
 from fedprotip.methods.base import Method, register
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import references, statistics
 from fedprotip.methods.parts.bases import Bases, protection
-from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating, calibration
+from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating
 from fedprotip.methods.parts.moments import MOMENTS
 from fedprotip.methods.parts.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.methods.parts.protection import ROUTING, SUBSPACES, Protection
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Knowledge
-from fedprotip.models import Network
 from fedprotip.settings import MethodSettings, Settings
+from fedprotip.stream.plan import Answering, Options, WayPlan
 from fedprotip.subspace.bank import SubspaceBank
 
 RouterName = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+BOTH = ("statistics-heads", "fused")
+"""Ways in which class statistics choose a head, or weigh all of them."""
 
 
 class FedProTIPOptions(MethodSettings):
@@ -108,7 +109,7 @@ class FedProTIP(Method):
     def at_end(self) -> Sequence[Exchange]:
         """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
         told = [statistics.Statistics(self.settings.statistics.rank, tells=self.calibrates, keeps_moments=True)]
-        asked = [Calibrating(lambda site: self._by_statistics(site.network, site.known, site.classes[: site.task + 1]))]
+        asked = [Calibrating(self._by_statistics())]
         return (
             *(told if self.options.statistics else []),
             Bases(self.options, self.settings),
@@ -146,23 +147,26 @@ class FedProTIP(Method):
 
     # Answers
 
-    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def answering(self) -> Answering:
         """All routers; the paper's need references, the others class statistics."""
-        by_statistics = self._by_statistics(network, known, classes)
-        cosine = references.cosine_router(known, self.options.voters, self.settings.run.seed)
-        ways = {"cosine": Way(Vote(cosine), HEADS), "gaussian": Way(references.gaussian_router(known), HEADS)}
-        return replace(by_statistics, ways=ways | by_statistics.ways, chosen=self.options.router)
+        statistical = self._by_statistics()
+        vote: Options = {"voters": self.options.voters, "seed": self.settings.run.seed}
+        ways = {
+            "cosine": WayPlan(router="cosine", expert=HEADS, options=vote),
+            "gaussian": WayPlan(router="gaussian", expert=HEADS),
+        }
+        return Answering(experts=statistical.experts, ways=ways | statistical.ways, chosen=self.options.router)
 
-    def _by_statistics(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
+    def _by_statistics(self) -> Answering:
         """What a client can answer too, and calibrates: heads, class statistics and the two together."""
-        own = super().inference(network, known, classes)
+        own = super().answering()
         if not self.options.statistics:
             return own
-        experts, ways = statistics.answers(network, known, own.columns, self.settings)
-        evidence = ClassEvidence(own.columns)
-        ways |= {"statistics-heads": Way(evidence, HEADS), "fused": Way(evidence, HEADS, hard=False)}
+        told = statistics.answering(self.settings)
+        both = {name: WayPlan(router=STATISTICS, expert=HEADS, hard=name != "fused") for name in BOTH}
+        ways = told.ways | both
         chosen = self.options.router if self.options.router in ways else "fused"
-        return Inference(own.columns, own.experts | experts, ways, chosen, calibration(known))
+        return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen)
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(known)

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.ways import Inference
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import register
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, RouterName
 from fedprotip.methods.parts.bases import Bases
-from fedprotip.methods.state import Knowledge
-from fedprotip.models import Network
+from fedprotip.stream.plan import Answering
 from fedprotip.subspace.basis import RankRule
 
 
@@ -35,8 +33,8 @@ class GPM(FedProTIP):
     def at_end(self) -> Sequence[Exchange]:
         return (Bases(self.options, self.settings),)
 
-    def inference(self, network: Network, known: Knowledge, classes: Sequence[Sequence[int]]) -> Inference:
-        return Method.inference(self, network, known, classes)
+    def answering(self) -> Answering:
+        return Answering()
 
     def check(self) -> None:
         super().check()

@@ -1,12 +1,13 @@
 """What the server and every client hold alike: the model, what is known about past tasks, the task under way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
 
-from fedprotip.inference.ways import Inference
+from fedprotip.inference.answers import Inference
+from fedprotip.inference.assemble import assemble
 from fedprotip.messages import Spec
 from fedprotip.methods.state import Knowledge
 from fedprotip.methods.wire import TaskView, Wire
@@ -14,25 +15,35 @@ from fedprotip.models import Network
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
+from fedprotip.stream.plan import Answering
 
 if TYPE_CHECKING:
     from fedprotip.methods.base import Method
+
+OnProgress = Callable[[str, int, int], None]
 
 
 class Site:
     """One end of the federation."""
 
     def __init__(
-        self, settings: Settings, method: "Method", network: Network, classes: Sequence[Sequence[int]]
+        self,
+        settings: Settings,
+        method: "Method",
+        network: Network,
+        classes: Sequence[Sequence[int]],
+        image_shape: tuple[int, int, int],
     ) -> None:
-        """`classes`: of every task of the plan, by global label."""
-        self.settings, self.method, self.network, self.classes = settings, method, network, classes
+        """`classes`: of every task of the plan, by global label; `image_shape`: (channels, height, width)."""
+        self.settings, self.method, self.network = settings, method, network
+        self.classes, self.image_shape = classes, image_shape
         self.known = Knowledge(method.state)
         self.task = -1
         self.view = TaskView()
         self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered
         self.news: Tensors = {}  # what has moved in this task, in the form in which it travels
         self.version = 0  # how often a model was heard here
+        self.on_progress: OnProgress = lambda what, done, total: None  # told how far a long step of the server is
         self._before: Network | None = None
 
     @property
@@ -95,6 +106,6 @@ class Site:
         start = self.start.get(name)
         return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
 
-    def inference(self, task: int) -> Inference:
-        """How samples of tasks 0…task are answered."""
-        return self.method.inference(self.network, self.known, self.classes[: task + 1])
+    def inference(self, answering: Answering, task: int) -> Inference:
+        """How samples of tasks 0…task are answered, with what is known here."""
+        return assemble(answering, self.network, self.known, self.classes[: task + 1])

@@ -97,15 +97,26 @@ class Network(nn.Module):
 
 def build_network(settings: Settings, image_shape: tuple[int, int, int], routes: bool) -> Network:
     """The network of a run, without heads, with seeded weights. `routes`: the method predicts the task."""
-    with ambient_stream(settings.run.seed, "init"):
-        backbone = deepcopy(_builders[settings.model.name](settings.model, image_shape))
-    if settings.model.weights:
-        load_weights(backbone, Path(settings.model.weights))
     frozen_prefixes(settings.model, task=1)  # refuses a stage that this backbone does not have
     shared = settings.model.head == "shared" or (
         settings.model.head == "auto" and settings.stream.scenario == "domain" and not routes
     )
-    return Network(backbone, _feature_width(backbone, settings.model.name, image_shape), shared)
+    network = new_network(settings.model, image_shape, settings.run.seed, shared)
+    if settings.model.weights:
+        load_weights(network.backbone, Path(settings.model.weights))
+    return network
+
+
+def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: int, shared_head: bool) -> Network:
+    """A backbone with seeded weights, without heads."""
+    if model.name not in _builders:
+        raise UsageError(
+            f"model.name = {model.name!r} is not registered in this process; "
+            f"first import what calls fedprotip.models.register({model.name!r})."
+        )
+    with ambient_stream(seed, "init"):
+        backbone = deepcopy(_builders[model.name](model, image_shape))
+    return Network(backbone, _feature_width(backbone, model.name, image_shape), shared_head)
 
 
 def _feature_width(backbone: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:

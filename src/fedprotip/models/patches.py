@@ -31,21 +31,16 @@ def inputs_of(module: nn.Module, columns: Tensor, inputs: Tensor) -> Tensor:
     return pixels[:, 1:].permute(2, 0, 1).reshape(inputs.shape)
 
 
-def spread(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
-    """A basis (d, r) laid out over the input map: (channels·pixels, positions·r), for `along`."""
-    places, (_, channels, height, width) = _places(module, inputs), inputs.shape
-    taps, positions = places.shape
-    kernel = basis.view(channels, taps, -1)
-    laid = basis.new_zeros(channels, 1 + height * width, positions, kernel.shape[2])
-    for position in range(positions):
-        laid[:, :, position].index_add_(1, places[:, position], kernel)
-    return laid[:, 1:].reshape(channels * height * width, -1)
-
-
-def along(laid: Tensor, inputs: Tensor, rank: int) -> Tensor:
-    """Φᵀ·A (r, n) for all columns A of a call, from its inputs: fewer operations where A is larger than they are."""
-    found = laid.T @ inputs.flatten(1).T  # (positions·r, images)
-    return found.view(-1, rank, len(inputs)).transpose(0, 1).reshape(rank, -1)
+def coordinates(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
+    """Φᵀ·A (r, n) for a basis (d, r) and all columns A of one call, tap by tap: zero padding costs nothing."""
+    (taps, positions), rank = _places(module, inputs).shape, basis.shape[1]
+    pixels = inputs.flatten(2).permute(1, 2, 0).contiguous()
+    kernel = basis.view(len(pixels), taps, rank)
+    found = basis.new_zeros(rank, positions, len(inputs))
+    for tap, (places, read) in enumerate(_reads_on(*_geometry(module, inputs))):
+        part = kernel[:, tap].T @ pixels.index_select(1, read).flatten(1)
+        found.index_add_(1, places, part.view(rank, len(places), len(inputs)))
+    return found.flatten(1)
 
 
 def all_outputs(module: nn.Module, outputs: Tensor) -> Tensor:
@@ -60,7 +55,7 @@ def count_columns(module: nn.Module, inputs: Tensor) -> int:
     if isinstance(module, nn.Linear):
         return inputs.numel() // inputs.shape[-1]
     assert isinstance(module, nn.Conv2d)
-    rows, cols = _map_size(module, _sources(module, inputs))
+    rows, cols = _map_size(module, inputs)
     return len(inputs) * rows * cols
 
 
@@ -70,7 +65,7 @@ def some_columns(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
         return inputs.reshape(-1, inputs.shape[-1])[chosen][:, None]
     assert isinstance(module, nn.Conv2d)
     sources = _sources(module, inputs)
-    rows, cols = _map_size(module, sources)
+    rows, cols = _map_size(module, inputs)
     image, row, col = chosen // (rows * cols), chosen // cols % rows, chosen % cols
     y = _window(row, module.stride[0], module.dilation[0], module.kernel_size[0])
     x = _window(col, module.stride[1], module.dilation[1], module.kernel_size[1])
@@ -82,10 +77,10 @@ def some_columns(module: nn.Module, inputs: Tensor, chosen: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(len(chosen), module.groups, -1)
 
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], str, tuple[Any, Any, Any], torch.device]
+_Geometry = tuple[tuple[int, ...], tuple[int, ...], str, tuple[Any, Any, Any], torch.device]
 
 
-def geometry(module: nn.Conv2d, inputs: Tensor) -> Geometry:
+def _geometry(module: nn.Conv2d, inputs: Tensor) -> _Geometry:
     """All that decides which pixels a kernel reads: size of the map, padding, kernel, device."""
     kernel = (module.kernel_size, module.dilation, module.stride)
     sides = tuple(module._reversed_padding_repeated_twice)
@@ -94,7 +89,7 @@ def geometry(module: nn.Conv2d, inputs: Tensor) -> Geometry:
 
 def _places(module: nn.Conv2d, inputs: Tensor) -> Tensor:
     """Which pixel of the input map a kernel reads (taps, positions): its number from 1 on, 0 for padding."""
-    return _places_on(*geometry(module, inputs))
+    return _places_on(*_geometry(module, inputs))
 
 
 @lru_cache(maxsize=128)
@@ -105,6 +100,13 @@ def _places_on(
     read, dilation, stride = kernel
     sources = _padded(_numbered(size, device), sides, mode)
     return F.unfold(sources, read, dilation, stride=stride)[0].long()
+
+
+@lru_cache(maxsize=128)
+@torch.inference_mode(False)
+def _reads_on(*key: Any) -> list[tuple[Tensor, Tensor]]:
+    """For every tap of a kernel: the positions where it reads a pixel, and the number of that pixel from 0 on."""
+    return [(read.nonzero().flatten(), read[read > 0] - 1) for read in _places_on(*key)]
 
 
 def _window(position: Tensor, stride: int, dilation: int, size: int) -> Tensor:
@@ -131,10 +133,10 @@ def _padded(inputs: Tensor, sides: tuple[int, ...], mode: str) -> Tensor:
     return F.pad(inputs, sides, mode="constant" if mode == "zeros" else mode)
 
 
-def _map_size(module: nn.Conv2d, padded: Tensor) -> tuple[int, int]:
+def _map_size(module: nn.Conv2d, inputs: Tensor) -> tuple[int, int]:
     """Output positions of a convolution along both axes."""
-    rows, cols = (
-        (padded.shape[axis - 2] - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1) // module.stride[axis] + 1
-        for axis in (0, 1)
-    )
+    left, right, top, bottom = module._reversed_padding_repeated_twice
+    sizes = (inputs.shape[-2] + top + bottom, inputs.shape[-1] + left + right)
+    read = (module.dilation[axis] * (module.kernel_size[axis] - 1) + 1 for axis in (0, 1))
+    rows, cols = ((size - taps) // step + 1 for size, taps, step in zip(sizes, read, module.stride, strict=True))
     return rows, cols

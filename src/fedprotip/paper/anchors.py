@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fedprotip.errors import UsageError, nearest
+from fedprotip.paper.finished import CellSummary
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Settings of a run as a nested mapping."""
@@ -108,24 +109,23 @@ def rounds(dataset: str, backbone: str) -> int:
     return 20 if dataset == "domainnet" or backbone == "vit_b16" else 50
 
 
-def figures(summary: Mapping[str, Any]) -> dict[Figure, float]:
+def figures(summary: CellSummary) -> dict[Figure, float]:
     """What a finished cell of `fedprotip reproduce` measured, under the same names as the published numbers."""
     found: dict[Figure, float] = {}
-    for metric, key in (("acc", "accuracy"), ("ft", "forgetting")):
-        found |= {(metric, mode, ""): value for mode, value in summary[key].items()}
-    for mode in ("single", "batch64"):
-        by_task = summary["routing"].get(f"{mode}_by_task", [])
+    for metric, values in (("acc", summary.accuracy), ("ft", summary.forgetting)):
+        found |= {(metric, mode, ""): value for mode, value in values.items()}
+    for mode, by_task in summary.routing.by_task.items():
         found |= {("routing", mode, f"task {task}"): share for task, share in enumerate(by_task, 1)}
-    for kind, by_task in summary["mib_by_task"].items():
+    for kind, by_task in summary.mib_by_task.items():
         found |= {("mib", "", f"{kind} task {task}"): size for task, size in enumerate(by_task, 1)}
         found["mib", "", kind] = sum(by_task) / len(by_task)
-    found |= {("hours", "", phase): seconds / 3600 for phase, seconds in summary["seconds"].items()}
-    peaks = {"rss": summary["peak_rss_mb"], "gpu": summary["peak_gpu_mb"]}
+    found |= {("hours", "", phase): seconds / 3600 for phase, seconds in summary.seconds.items()}
+    peaks = {"rss": summary.peak_rss_mb, "gpu": summary.peak_gpu_mb}
     found |= {("memory", "", f"{name} MiB"): peak for name, peak in peaks.items() if peak is not None}
-    if "geometry" in summary:
-        adequacy = enumerate(summary["geometry"]["rho_mean"], 1)
-        found |= {("rho", "", f"task {task}"): value for task, value in adequacy if value is not None}
-        found["beta", "", "mean"] = summary["geometry"]["beta_bar"]
+    if summary.geometry:
+        measured = {("rho", "", f"task {task}"): value for task, value in enumerate(summary.geometry.rho_mean, 1)}
+        measured["beta", "", "mean"] = summary.geometry.beta_bar
+        found |= {figure: value for figure, value in measured.items() if value is not None}
     return found
 
 

@@ -20,21 +20,22 @@ from fedprotip import settings as settings_file
 from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
 from fedprotip.errors import RunError, UsageError, nearest
-from fedprotip.federation.journal import Observer
 from fedprotip.paper import comparison as report
 from fedprotip.paper.anchors import Published, figures, find, judge
 from fedprotip.paper.comparison import Line, Outcome
+from fedprotip.paper.finished import CellSummary, FinishedCell
 from fedprotip.paper.protocols import PROTOCOLS, SCALES, Protocol, Row, protocol
 from fedprotip.report.style import png
 from fedprotip.report.tables import Stat
 from fedprotip.settings import Settings
+from fedprotip.store.events import Observer
 from fedprotip.store.files import write_atomic
 from fedprotip.store.folder import RunFolder
+from fedprotip.store.records import read_record
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
 """Settings that do not make another row: where things are, and how fast it goes."""
-BULKY = ("matrix", "confusion")
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
 """Measured figures that the paper shows without printing a number."""
 
@@ -109,13 +110,14 @@ def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda
     """Run what is missing, cell by cell; each finished one is a file before the next starts."""
     place = plan.results / plan.protocol.name / plan.scale
     for cell in plan.cells:
-        record = _twin(plan, cell.settings)
-        if record is None:
+        twin = _twin(plan, cell.settings)
+        if twin is None:
             (folder,) = run_cells([cell], plan.runs / plan.protocol.name / plan.scale, observe)
-            record = _record(folder, cell.settings)
+        measured = dict(twin) if twin else _measured(folder, cell.settings)
         row, _, seed = cell.name.rpartition("-s")
         head = {"table": plan.protocol.name, "scale": plan.scale, "row": row, "seed": int(seed)}
-        text = json.dumps({**record, **head, "command": plan.commands[cell.name]}, indent=1, ensure_ascii=False)
+        finished = FinishedCell.model_validate({**measured, **head, "command": plan.commands[cell.name]})
+        text = json.dumps(finished.plain(), indent=1, ensure_ascii=False)
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(place / f"{cell.name}.json", text + "\n")
 
@@ -123,19 +125,19 @@ def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda
 def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
     """The table as far as it was run, from the files of finished cells alone."""
     known = protocol(name)
-    by_row: dict[str, list[dict[str, Any]]] = {row.name: [] for row in known.rows}
+    by_row: dict[str, list[FinishedCell]] = {row.name: [] for row in known.rows}
     for path in sorted((results / name / scale).glob("*-s*.json")):
         cell = _read(path)
-        by_row.setdefault(cell["row"], []).append(cell)
+        by_row.setdefault(cell.row, []).append(cell)
     rows = {row.name: row for row in known.rows}
     outcome = Outcome(name, known.title, scale, [], {}, {}, {})
     for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
         row = rows.get(label.partition("+")[0])
         outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
         if cells:
-            outcome.runs[label] = list(dict.fromkeys(cell["command"] for cell in cells))
-            for mode in cells[0]["summary"]["curve"]:
-                points = zip(*(cell["summary"]["curve"][mode] for cell in cells), strict=True)
+            outcome.runs[label] = list(dict.fromkeys(cell.command for cell in cells))
+            for mode in cells[0].summary.curve:
+                points = zip(*(cell.summary.curve[mode] for cell in cells), strict=True)
                 outcome.curves[f"{label} {mode}"] = [Stat.of(values) for values in points]
         elif row:
             outcome.waiting[label] = _hindrance(row, scale) or "not yet"
@@ -211,14 +213,14 @@ def _essence(settings: Settings) -> dict[str, Any]:
     return {**kept, "model.weights": weights, **{f"run.{key}": flat[f"run.{key}"] for key in ("seed", "geometry")}}
 
 
-def _same(cell: dict[str, Any], settings: Settings) -> bool:
+def _same(cell: FinishedCell, settings: Settings) -> bool:
     try:
-        return _essence(settings_file.load(cell["settings"])) == _essence(settings)
+        return _essence(settings_file.load(cell.settings)) == _essence(settings)
     except UsageError:  # a setting that this version no longer has
         return False
 
 
-def _twin(plan: Plan, settings: Settings) -> dict[str, Any] | None:
+def _twin(plan: Plan, settings: Settings) -> FinishedCell | None:
     """A finished cell of another table with the same settings: the paper prints several rows twice."""
     for path in sorted(plan.results.glob(f"*/{plan.scale}/*-s{settings.run.seed}.json")):
         cell = _read(path)
@@ -227,57 +229,38 @@ def _twin(plan: Plan, settings: Settings) -> dict[str, Any] | None:
     return None
 
 
-def _record(folder: Path, settings: Settings) -> dict[str, Any]:
-    """What is kept of a finished run: small, and enough for every table and figure."""
+def _measured(folder: Path, settings: Settings) -> dict[str, Any]:
+    """What a finished cell says about its run."""
     run = RunFolder.open(folder)
-    summary = run.read_json("summary.json")
-    small = {key: value for key, value in summary.items() if key not in BULKY}
-    small["curve"] = {mode: [sum(row) / len(row) for row in rows] for mode, rows in summary["matrix"].items()}
-    small["mib_by_task"] = _traffic(folder / "ledger.jsonl", summary["tasks"])
-    if (folder / "geometry.json").exists():
-        geometry = run.read_json("geometry.json")
-        small["geometry"] = {key: geometry[key] for key in ("rho_mean", "beta_bar")}
+    summary = run.summary()
     published = settings.model_dump(mode="json")
     published["data"]["root"] = published["run"]["out"] = ""  # places on one machine
     published["model"]["weights"] = PurePath(settings.model.weights).name
     return {
         "settings": published,
-        "summary": small,
-        "versions": run.manifest()["versions"],
-        "seconds": summary["seconds"]["total"],
+        "summary": CellSummary.of(folder, summary),
+        "versions": run.manifest().versions,
+        "seconds": summary.seconds["total"],
     }
 
 
-def _traffic(ledger: Path, tasks: int) -> dict[str, list[float]]:
-    """MiB of one message of each kind that a client sends, by task (Table 9)."""
-    sizes: dict[str, list[list[int]]] = {}
-    with ledger.open(encoding="utf-8") as lines:
-        for entry in map(json.loads, lines):
-            if entry["direction"] == "up":
-                sizes.setdefault(entry["kind"], [[] for _ in range(tasks)])[entry["task"]].append(entry["bytes"])
-    return {kind: [sum(b) / max(len(b), 1) / 2**20 for b in by_task] for kind, by_task in sizes.items()}
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> FinishedCell:
     try:
-        cell = json.loads(path.read_text(encoding="utf-8"))
-        if not {"row", "settings", "summary", "command"} <= cell.keys():
-            raise ValueError("it lacks the keys of a finished cell")
-    except (ValueError, AttributeError, OSError) as error:
-        raise RunError(f"{path} is damaged: {error}; remove it and it is made again.") from None
-    return cell
+        return read_record(FinishedCell, path)
+    except RunError as error:
+        raise RunError(f"{str(error).removesuffix('.')}; remove it and it is made again.") from None
 
 
-def _lines(label: str, cells: list[dict[str, Any]], printed: list[Published], name: str) -> Iterator[Line]:
+def _lines(label: str, cells: list[FinishedCell], printed: list[Published], name: str) -> Iterator[Line]:
     """Our figures and the published ones of one row, those of accuracy first."""
-    measured = [figures(cell["summary"]) for cell in cells]
+    measured = [figures(cell.summary) for cell in cells]
     paper = {record.figure: record for record in printed}
     always = ("acc", "ft", *SHOWN.get(name, ()))
     wanted = dict.fromkeys([key for ours in measured for key in ours if key[0] in always or key in paper])
     for key in (*wanted, *(key for key in paper if key not in wanted)):
         values = [ours[key] for ours in measured if key in ours]
         record = paper.get(key)
-        verdict, why = judge(values, [cell["settings"] for cell in cells], record)
+        verdict, why = judge(values, [cell.settings for cell in cells], record)
         theirs, source = (Stat(record.value, record.std), record.protocol) if record else (Stat(None, None), "")
         yield Line(label, *key, Stat.of(values), len(values), theirs, verdict, why, source)
 

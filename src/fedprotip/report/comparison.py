@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from fedprotip.report import plots_comparison as plots
 from fedprotip.report.parts import Grid, Picture, Section
-from fedprotip.report.rundata import MODES, RunData
+from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import Group, Stat, other_differences
 from fedprotip.report.text import bytes_text, joined, meaning, plus_minus, seconds_text
+from fedprotip.store.results import MODES
 
 
 def comparison_sections(groups: list[Group]) -> list[Section]:

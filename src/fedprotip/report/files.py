@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from fedprotip.errors import RunError
-from fedprotip.store import files
+from fedprotip.store.files import write_atomic
 
 
-def write_atomic(path: Path, content: bytes | str) -> Path:
+def save(path: Path, content: bytes | str) -> Path:
     """Write `content` to `path`; a problem of the disk is one sentence."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(path, content)
+        write_atomic(path, content)
     except OSError as error:
         raise RunError(f"Cannot write {path}: {error.strerror}.") from None
     return path

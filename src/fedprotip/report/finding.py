@@ -2,8 +2,9 @@
 
 from fedprotip.report import plots, plots_finding, tables
 from fedprotip.report.parts import Grid, Picture, Section
-from fedprotip.report.rundata import MODES, RunData
+from fedprotip.report.rundata import RunData
 from fedprotip.report.text import RULES, WAYS, joined, number, percent, plural, points
+from fedprotip.store.results import MODES
 
 UNKNOWN = {"mahalanobis": "by the distance to the nearest class mean", "energy": "by the outputs of the heads"}
 
@@ -27,7 +28,7 @@ def routing(run: RunData) -> Section:
         pictures.append(Picture("routing_by_task", plots.routing_by_task(run), alt))
         rows = [[f"task {row[0]}", *(percent(value) for value in row[1:])] for row in table.rows]
         grids.append(Grid(["", *table.columns[1:]], rows, "Right decisions by task", folded=True))
-    shares = [f"{percent(summary.routing[mode])} in mode {mode}" for mode in MODES if mode in summary.routing]
+    shares = [f"{percent(share)} in mode {mode}" for mode, share in summary.routing.shares.items()]
     intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
     if len(summary.routers) > 1:
         intro += f"This run finds it by {run.chosen}; the other ways were asked about the same samples. "
@@ -50,10 +51,10 @@ def _left_out(run: RunData) -> str:
 def _ways(run: RunData) -> list[Grid]:
     """One row per way; the chosen one is bold."""
     rows, bold = [], set()
-    for place, (way, figures) in enumerate(run.summary.routers.items()):
-        shares = (None if way == "shared" else figures.get(f"routing_{mode}") for mode in ("single", "batch64"))
+    for place, (way, found) in enumerate(run.summary.routers.items()):
+        shares = (None if way == "shared" else share for share in (found.routing_single, found.routing_batch64))
         right, right_batch = (None if share is None else 100 * share for share in shares)
-        cells = [figures.get("single"), right, figures.get("batch64"), right_batch]
+        cells = [found.single, right, found.batch64, right_batch]
         rows.append([f"{way} (chosen)" if way == run.chosen else way, *map(number, cells)])
         bold |= {(place, column) for column in range(1, 5) if way == run.chosen}
     if not rows:

@@ -22,7 +22,7 @@ from fedprotip.report.comparison import (
     mode_meanings,
     remarks,
 )
-from fedprotip.report.files import write_atomic
+from fedprotip.report.files import save
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
@@ -47,13 +47,18 @@ def write_report(folder: Path) -> Path:
             f"seed {summary.seed}",
         ],
         finished=run.finished,
+        accepted=[
+            f"The data changed before round {one.round + 1} of task {one.task + 1}, and the run went on with it: "
+            f"{'; '.join(one.changes)}."
+            for one in (run.manifest.data.accepted if run.manifest.data else [])
+        ],
         headline=headline_rows(run),
         sections=_embedded(run_sections(run), folder / "plots"),
         settings=run.settings_text,
         versions=run.manifest.versions
         | {name: str(v) for name in ("seed", "threads") if (v := getattr(run.manifest, name)) is not None},
     )
-    return write_atomic(folder / "report.html", page)
+    return save(folder / "report.html", page)
 
 
 def write_comparison(folders: list[Path], out: Path) -> Path:
@@ -87,7 +92,7 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
             for run in group.runs
         ],
     )
-    return write_atomic(out / "report.html", page)
+    return save(out / "report.html", page)
 
 
 def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
@@ -117,7 +122,7 @@ def _embedded(sections: list[Section], folder: Path) -> list[dict[str, Any]]:
 
 def _embed(picture: Picture, folder: Path) -> dict[str, Any]:
     image = style.png(picture.figure)
-    write_atomic(folder / f"{picture.name}.png", image)
+    save(folder / f"{picture.name}.png", image)
     width, height = struct.unpack(">II", image[16:24])  # the header chunk of every PNG
     return {
         "alt": picture.alt,

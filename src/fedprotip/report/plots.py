@@ -5,8 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedprotip.report import style
-from fedprotip.report.rundata import MODES, Geometry, Number, RunData
+from fedprotip.report.rundata import RunData
 from fedprotip.report.text import PHASES, byte_unit, number, second_unit
+from fedprotip.store.records import Number
+from fedprotip.store.results import Geometry
 
 MOST_LINES = 8  # layers that still can be told apart as lines
 
@@ -17,7 +19,7 @@ def accuracy_over_tasks(run: RunData) -> Figure:
     figure, (axes,) = style.new_figure()
     modes = [mode for mode in run.summary.modes if mode in run.summary.matrix]
     for place, mode in enumerate(modes):
-        curve = style.as_floats(run.summary.curve(mode))
+        curve = style.as_floats(run.summary.over_tasks(mode))
         axes.plot(
             range(1, len(curve) + 1),
             curve,
@@ -70,19 +72,19 @@ def routing_confusion(run: RunData, mode: str) -> Figure:
 @style.styled
 def routing_by_task(run: RunData) -> Figure:
     """Share of right routing decisions for each task; the dotted line is guessing."""
-    modes = [mode for mode in MODES if run.summary.by_task(mode)]
+    by_task = run.summary.routing.by_task
     figure, (axes,) = style.new_figure(2.8)
-    width, tasks = 0.8 / len(modes), len(run.summary.by_task(modes[0]))
-    for index, mode in enumerate(modes):
-        values = 100 * style.as_floats(run.summary.by_task(mode))
-        places = np.arange(1, len(values) + 1) + (index - (len(modes) - 1) / 2) * width
+    width, tasks = 0.8 / len(by_task), max(map(len, by_task.values()))
+    for index, (mode, shares) in enumerate(by_task.items()):
+        values = 100 * style.as_floats(shares)
+        places = np.arange(1, len(values) + 1) + (index - (len(by_task) - 1) / 2) * width
         axes.bar(places, values, 0.92 * width, label=mode, color=style.MODE_COLOURS[mode])
     axes.axhline(100 / tasks, color="#333333", linestyle=":", linewidth=1.2, label="guessing")
     axes.set_ylim(0, 103)
     axes.set_ylabel("right decisions (%)")
     style.task_axis(axes, tasks)
     axes.grid(axis="y")
-    style.legend_above(axes, len(modes) + 1)
+    style.legend_above(axes, len(by_task) + 1)
     return figure
 
 

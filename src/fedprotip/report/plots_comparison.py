@@ -4,8 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedprotip.report import style
-from fedprotip.report.rundata import MODES, RunData, average
+from fedprotip.report.rundata import RunData, average
 from fedprotip.report.tables import Group, Stat, labels
+from fedprotip.store.results import MODES
 
 
 @style.styled

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedprotip.report import style
-from fedprotip.report.rundata import Number, RunData
+from fedprotip.report.rundata import RunData
 from fedprotip.report.text import RULES, number
+from fedprotip.store.records import Number
 
 BIN = 10  # width of a bin of confidence in %
 

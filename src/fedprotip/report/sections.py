@@ -4,7 +4,7 @@ from collections import Counter
 
 from fedprotip.report import finding, plots, tables
 from fedprotip.report.parts import Grid, Picture, Section
-from fedprotip.report.rundata import Geometry, RunData
+from fedprotip.report.rundata import RunData
 from fedprotip.report.text import (
     PHASES,
     bytes_text,
@@ -16,6 +16,7 @@ from fedprotip.report.text import (
     seconds_text,
     significant,
 )
+from fedprotip.store.results import Geometry
 
 
 def run_sections(run: RunData) -> list[Section]:
@@ -24,7 +25,7 @@ def run_sections(run: RunData) -> list[Section]:
     sections: list[Section] = []
     if summary.learned > 1:  # with a single task there is nothing to follow and nothing to find
         sections += [_accuracy(run), _matrix(run)]
-        if summary.confusion or summary.routing:
+        if summary.confusion or summary.routing.shares:
             sections.append(finding.routing(run))
         if summary.sweeps.size or summary.sweeps.purity:
             sections.append(finding.together(run))
@@ -61,13 +62,13 @@ def headline_rows(run: RunData) -> list[dict[str, str]]:
 def _accuracy(run: RunData) -> Section:
     summary = run.summary
     modes = [mode for mode in summary.modes if summary.matrix.get(mode)]
-    ends = ", ".join(f"{mode} ends at {number(summary.curve(mode)[-1])} %" for mode in modes)
+    ends = ", ".join(f"{mode} ends at {number(summary.over_tasks(mode)[-1])} %" for mode in modes)
     curve = Picture(
         "accuracy_over_tasks",
         plots.accuracy_over_tasks(run),
         f"Line chart of the average accuracy over the tasks seen so far: {ends}.",
     )
-    rows = [[f"{t + 1}", *(number(summary.curve(mode)[t]) for mode in modes)] for t in range(summary.learned)]
+    rows = [[f"{t + 1}", *(number(summary.over_tasks(mode)[t]) for mode in modes)] for t in range(summary.learned)]
     grid = Grid(["tasks", *modes], rows, "Average accuracy (%)", folded=summary.learned > 8)
     return Section("Accuracy over tasks", "The average over all tasks seen so far.", [curve], [grid])
 

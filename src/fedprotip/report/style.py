@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedprotip.report.rundata import Number
+from fedprotip.store.records import Number
 
 DPI = 150
 WIDTH = 4.9  # inches: scaled to a 360 px phone the 10 pt text is still about 8 pt

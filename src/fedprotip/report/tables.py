@@ -6,15 +6,17 @@ Tasks are counted from 1 in every table.
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
-from fedprotip.report.files import write_atomic
-from fedprotip.report.rundata import MODES, Number, RunData, average
+from fedprotip.report.files import save
+from fedprotip.report.rundata import RunData, average
+from fedprotip.store.records import Number
+from fedprotip.store.results import MODES, RouterFigures
 
 Cell = str | int | float | None
 
@@ -48,17 +50,15 @@ def matrix(run: RunData, mode: str) -> Table:
 
 def routing(run: RunData) -> Table:
     """Share of right routing decisions for each task, configured router."""
-    modes = [mode for mode in MODES if run.summary.by_task(mode)]
-    columns = zip_longest(*(run.summary.by_task(mode) for mode in modes))
-    return Table("routing", ["task", *modes], [[t + 1, *values] for t, values in enumerate(columns)])
+    by_task = run.summary.routing.by_task
+    rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*by_task.values()))]
+    return Table("routing", ["task", *by_task], rows)
 
 
 def routers(run: RunData) -> Table:
     """Accuracy (%) and share of right decisions of every router."""
-    columns = ["single", "routing_single", "batch64", "routing_batch64"]
-    rows: list[list[Cell]] = [
-        [name, *(values.get(column) for column in columns)] for name, values in run.summary.routers.items()
-    ]
+    columns = list(RouterFigures.model_fields)
+    rows: list[list[Cell]] = [[name, *router.model_dump().values()] for name, router in run.summary.routers.items()]
     return Table("routers", ["router", *columns], rows)
 
 
@@ -161,7 +161,7 @@ def write_csv(table: Table, path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(table.rows)
-    return write_atomic(path, text.getvalue())
+    return save(path, text.getvalue())
 
 
 @dataclass(frozen=True)
@@ -195,24 +195,21 @@ class Group:
 
     def curve(self, mode: str) -> list[Stat]:
         """Average accuracy over the tasks seen so far, after each task, over seeds."""
-        curves = [run.summary.curve(mode) for run in self.runs if mode in run.summary.matrix]
+        curves = [run.summary.over_tasks(mode) for run in self.runs if mode in run.summary.matrix]
         return [Stat.of(values) for values in zip(*curves, strict=False)]
 
     def as_row(self) -> dict[str, Any]:
         """Plain values for JSON and for printing."""
-
-        def plain(stats: Mapping[str, Stat]) -> dict[str, dict[str, Number]]:
-            return {name: {"mean": stat.mean, "std": stat.std} for name, stat in stats.items()}
 
         return {
             "label": self.label,
             "method": self.method,
             "n": len(self.runs),
             "seeds": self.seeds,
-            "accuracy": plain(self.accuracy),
-            "forgetting": plain(self.forgetting),
-            "bytes": plain(self.bytes),
-            "seconds": {"mean": self.seconds.mean, "std": self.seconds.std},
+            "accuracy": {mode: asdict(stat) for mode, stat in self.accuracy.items()},
+            "forgetting": {mode: asdict(stat) for mode, stat in self.forgetting.items()},
+            "bytes": {way: asdict(stat) for way, stat in self.bytes.items()},
+            "seconds": asdict(self.seconds),
         }
 
 
@@ -266,8 +263,8 @@ def _group(label: str, runs: list[RunData]) -> Group:
         accuracy={m: Stat.of(run.summary.accuracy.get(m) for run in runs) for m in modes},
         forgetting={m: Stat.of(run.summary.forgetting.get(m) for run in runs) for m in modes},
         bytes={
-            "up": Stat.of(sum(run.summary.bytes.up.values()) for run in runs),
-            "down": Stat.of(sum(run.summary.bytes.down.values()) for run in runs),
+            "up": Stat.of(sum(run.summary.bytes["up"].values()) for run in runs),
+            "down": Stat.of(sum(run.summary.bytes["down"].values()) for run in runs),
         },
         seconds=Stat.of(run.summary.seconds.get("total") for run in runs),
     )
@@ -285,6 +282,6 @@ def _label(run: RunData, peers: list[RunData], leave_out: frozenset[str]) -> str
 
 
 def _differing(runs: list[RunData]) -> list[str]:
-    keys = {f"{s}.{k}" for run in runs for s, t in run.settings.items() if isinstance(t, dict) for k in t}
+    keys = {f"{s}.{k}" for run in runs for s, t in run.settings.items() for k in t}
     varying = [key for key in sorted(keys - BOOKKEEPING) if len({repr(run.setting(key)) for run in runs}) > 1]
     return [key for key in varying if key != "method.name"]

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable
 
-from fedprotip.report.rundata import Number, RunData
+from fedprotip.report.rundata import RunData
+from fedprotip.store.records import Number
 
 METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
 WAYS = {
@@ -147,7 +148,7 @@ def reading(run: RunData) -> str:
         "aware": "when told the task",
         "batch64": f"when it has to find the task from {group} samples",
     }
-    if summary.routing:
+    if summary.routing.shares:
         del condition["agnostic"]
     shown = [mode for mode in condition if summary.accuracy.get(mode) is not None]
     learned = plural(summary.learned, "task")

@@ -7,15 +7,12 @@ fedprotip run my.toml --set train.rounds=5
 from fedprotip.settings.loading import documentation, load, to_toml
 from fedprotip.settings.schema import (
     KNOWN,
-    ClientsSettings,
     DataSettings,
-    EvaluateSettings,
     MethodSettings,
     ModelSettings,
     RunSettings,
     Section,
     Settings,
-    StatisticsSettings,
     StreamSettings,
     TrainSettings,
     declare,
@@ -24,15 +21,12 @@ from fedprotip.settings.schema import (
 
 __all__ = [
     "KNOWN",
-    "ClientsSettings",
     "DataSettings",
-    "EvaluateSettings",
     "MethodSettings",
     "ModelSettings",
     "RunSettings",
     "Section",
     "Settings",
-    "StatisticsSettings",
     "StreamSettings",
     "TrainSettings",
     "declare",

@@ -32,6 +32,7 @@ def load(
         raw = tomltext.read(Path(source)) if source is not None else {}
     for assignment in overrides:
         _assign(raw, assignment)
+    _take_former_names(raw)
     _set_aside_foreign_options(raw, note)
     try:
         settings = Settings.model_validate(raw)
@@ -94,6 +95,14 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
     if not isinstance(table, dict):
         raise UsageError(f"{section} = {table!r} must be a table of settings.")
     table[field] = value
+
+
+def _take_former_names(raw: dict[str, Any]) -> None:
+    """`clients.workers` became an engine: files and run folders from before still say it the old way."""
+    clients, run = raw.get("clients"), raw.get("run", {})
+    if isinstance(clients, dict) and isinstance(run, dict) and isinstance(clients.get("workers"), int):
+        workers = clients.pop("workers")
+        raw["run"] = {"engine": "pool", "workers": workers} | run if workers else run
 
 
 def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:

@@ -32,9 +32,8 @@ def sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
         choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
         return f"{key} = {value!r} is not a choice; {nearest(str(value), choices)}."
     reason = problem["msg"].removeprefix("Value error, ").replace("Input ", "it ", 1).rstrip(".")
-    bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
-    edge = {"ge": bound, "le": bound, "gt": f"just above {bound}", "lt": f"just below {bound}"}
-    limit = next((str(edge[name]) for name in edge if name in context), "")
+    words = {"ge": "", "le": "", "gt": "just above ", "lt": "just below "}
+    limit = next((f"{word}{context[name]}" for name, word in words.items() if name in context), "")
     return f"{key} = {value!r}: {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
 
 

@@ -20,24 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
+from fedprotip.store.files import Tensors, hash_of, hash_of_file, serialise, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
+from fedprotip.store.records import DataRecord, Manifest, read_json, read_record
+from fedprotip.store.results import Summary
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a run folder of an older version could no longer be continued exactly."""
+READABLE = (1, FORMAT)
+"""Formats whose results can be looked at."""
 
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
-ARTEFACTS = (
-    "settings.toml",
-    "summary.json",
-    "model.safetensors",
-    "subspaces.safetensors",
-    "references.safetensors",
-)
+DATA = "data.safetensors"
+ARTEFACTS = ("settings.toml", "summary.json", "plan.json", "*.safetensors")
+"""Files whose hashes the manifest holds."""
 
 
 @contextmanager
@@ -60,7 +61,6 @@ class RunFolder:
         self._objects = ObjectFolder(self._checkpoints / "objects")
         self._step = 0
         self._named: dict[int, set[str]] = {}  # objects that each kept checkpoint names
-        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     @classmethod
     def create(cls, path: Path, settings_toml: str) -> "RunFolder":
@@ -78,16 +78,17 @@ class RunFolder:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """An existing run; refuses folders of another format."""
+    def open(cls, path: Path, to_continue: bool = False) -> "RunFolder":
+        """An existing run; refuses folders of a format that cannot be read, or not be continued if that is wanted."""
         if not is_run(path):
             raise UsageError(f"{path} is not a run folder (it has no manifest.json).")
         run = cls(path)
-        manifest = run.manifest()
-        if manifest.get("format") != FORMAT:
-            maker = manifest.get("versions", {}).get("fedprotip", "unknown")
+        raw = read_json(path / "manifest.json")
+        if raw.get("format") not in ((FORMAT,) if to_continue else READABLE):
+            maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
+            does = "continues" if to_continue else "reads"
             raise UsageError(
-                f"The run folder {path} has format {manifest.get('format')}, this fedprotip reads format {FORMAT}; "
+                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does} format {FORMAT}; "
                 f"use the version that made it ({maker})."
             )
         return run
@@ -95,19 +96,21 @@ class RunFolder:
     def store(self, budget_mb: int) -> ClientStore:
         return ClientStore(self._objects, budget_mb * 2**20)
 
-    def manifest(self) -> dict[str, Any]:
-        return self.read_json("manifest.json")
+    def manifest(self) -> Manifest:
+        """What the run goes by; refuses one that lacks it."""
+        manifest = read_record(Manifest, self.path / "manifest.json")
+        if not manifest.versions or "settings" not in manifest.model_fields_set:
+            raise RunError(
+                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
+                "or choose another folder with --out."
+            )
+        return manifest
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
-            if not isinstance(value, dict):
-                raise ValueError("a JSON object was expected")
-            return value
-        except FileNotFoundError:
-            raise RunError(f"{self.path} has no {name} yet; finish it with: fedprotip resume {self.path}.") from None
-        except (ValueError, OSError) as error:
-            raise RunError(f"{self.path / name} is damaged: {error}.") from None
+    def summary(self) -> Summary:
+        """The result of a finished run."""
+        if not (self.path / "summary.json").exists():
+            raise RunError(f"{self.path} has no summary.json yet; finish it with: fedprotip resume {self.path}.")
+        return read_record(Summary, self.path / "summary.json")
 
     def write(self, name: str, data: bytes | str) -> None:
         write_atomic(self.path / name, data)
@@ -118,30 +121,47 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: Tensors) -> None:
         self.write(name, serialise(tensors))
 
-    def write_manifest(self, status: str, settings_toml: str, **extra: Any) -> None:
+    def write_manifest(self, status: str, settings_toml: str, **more: Any) -> None:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-        files = {n: hash_of_file(self.path / n) for n in ARTEFACTS if (self.path / n).exists()}
+        paths = (path for pattern in ARTEFACTS for path in sorted(self.path.glob(pattern)))
+        files = {path.name: hash_of_file(path) for path in paths}
         files["settings.toml"] = hash_of(settings_toml.encode())
-        manifest = {"format": FORMAT, "status": status, "versions": versions, "threads": torch.get_num_threads()}
-        self.write_json("manifest.json", manifest | extra | {"settings": settings_toml, "files": files})
+        own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
+        known = self.manifest().data if is_run(self.path) else None
+        self._write_manifest(
+            Manifest.model_validate({"threads": torch.get_num_threads(), "data": known, **own, **more})
+        )
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        self.write_json("manifest.json", manifest.plain())
+
+    def read_data(self) -> tuple[dict[str, Any], Tensors]:
+        """The fingerprint of the data and the table of samples behind it; empty: there is none, or it is damaged."""
+        manifest, path = self.manifest(), self.path / DATA
+        intact = path.exists() and hash_of_file(path) == manifest.files.get(DATA)
+        return manifest.data.model_dump() if manifest.data else {}, load_file(path) if intact else {}
+
+    def write_data(self, record: dict[str, Any], table: Tensors) -> None:
+        """Write both, if they are new: the table first, then the manifest that vouches for it."""
+        manifest, content = self.manifest(), serialise(table)
+        files = manifest.files | {DATA: hash_of(content)}
+        new = manifest.model_copy(update={"data": DataRecord.model_validate(record), "files": files})
+        if new != manifest or not (self.path / DATA).exists():
+            self.write(DATA, content)
+            self._write_manifest(new)
 
     def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""
         manifest, path = self.manifest(), self.path / "settings.toml"
-        if not isinstance(manifest.get("settings"), str) or not isinstance(manifest.get("versions"), dict):
-            raise RunError(
-                f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
-                "or choose another folder with --out."
-            )
-        text = manifest["settings"]
+        text = manifest.settings
         found = hash_of(path.read_bytes()) if path.exists() else None
-        if found == manifest.get("replaced") or found is None:  # an extension stopped before it wrote the file
+        if found == manifest.replaced or found is None:  # an extension stopped before it wrote the file
             self.write("settings.toml", text)
         elif found != hash_of(text.encode()):
             raise UsageError(f"{path} was changed since the run began; put it back, or start another run with it.")
-        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest["versions"].get(n) != version(n)]
+        changed = [n for n in ("fedprotip", "torch", "numpy") if manifest.versions.get(n) != version(n)]
         if changed:
             warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
         return text
@@ -159,11 +179,21 @@ class RunFolder:
     def verify(self) -> dict[str, str]:
         """Every file of the manifest: intact, changed or missing."""
         state = {}
-        for name, expected in self.manifest().get("files", {}).items():
+        for name, expected in self.manifest().files.items():
             path = self.path / name
             found = hash_of_file(path) if path.exists() else None
             state[name] = "missing" if found is None else "intact" if found == expected else "changed"
         return state
+
+    def read_verified(self, name: str) -> bytes:
+        """The content of a file of the manifest; one that is missing or changed is refused."""
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be read: {error.strerror or error}.") from None
+        if hash_of(data) != self.manifest().files.get(name):
+            raise RunError(f"{self.path / name} was changed since the run ended (its hash does not fit).")
+        return data
 
     def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log; those after the last checkpoint are cut off on resume."""
@@ -174,7 +204,7 @@ class RunFolder:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
         index = {
             "state": dict(state),
-            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
+            "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
             "clients": store.flush(),
             "logs": {log: _synced_size(self.path / log) for log in LOGS},
         }
@@ -185,15 +215,6 @@ class RunFolder:
         self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
         self._named[self._step] = names
         self._clean()
-
-    def _save(self, group: str, tensors: Tensors) -> str:
-        """The object of a group; one that nobody has written to since the last checkpoint is not even read."""
-        now, saved = marks(tensors), self._saved.get(group)
-        if saved and saved[0] == now and self._objects.has(saved[2]):
-            return saved[2]
-        name = self._objects.write(tensors)
-        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
-        return name
 
     def restore(
         self, store: ClientStore, warn: Callable[[str], None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.store.clients import ClientStore, StoreError
-from fedprotip.store.files import Marks, Tensors, marks, write_atomic
+from fedprotip.store.files import Tensors, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
 
 
@@ -23,7 +23,6 @@ class SiteFolder:
         self._objects = ObjectFolder(path / "objects")
         self._objects.create()
         self.store = ClientStore(self._objects, budget_mb * 2**20)
-        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     def steps(self) -> list[int]:
         """The questions whose states are here, in order."""
@@ -34,7 +33,7 @@ class SiteFolder:
         try:
             index = {
                 "state": dict(state),
-                "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
+                "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
                 "private": self.store.flush(),
             }
             write_atomic(self._place(step), sealed(index))
@@ -81,14 +80,6 @@ class SiteFolder:
             return unsealed(self._place(step).read_bytes())
         except (RunError, OSError, ValueError):
             return None
-
-    def _save(self, group: str, tensors: Tensors) -> str:
-        now, saved = marks(tensors), self._saved.get(group)
-        if saved and saved[0] == now and self._objects.has(saved[2]):
-            return saved[2]
-        name = self._objects.write(tensors)
-        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
-        return name
 
     def _forget(self, which: Callable[[int], bool]) -> None:
         gone = [step for step in self.steps() if which(step)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.stream.datasets import layouts, missing
-from fedprotip.stream.download import Progress, fetch, unpack
+from fedprotip.stream.download import OnBytes, fetch, unpack
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ PAGES = {
 }
 
 
-def get(name: str, root: Path, progress: Callable[[str], Progress] = lambda label: lambda done, total: None) -> str:
+def get(name: str, root: Path, progress: Callable[[str], OnBytes] = lambda label: lambda done, total: None) -> str:
     """Fetch a dataset into a data root and return a sentence; `progress` makes an observer for each file."""
     known = layouts()
     if name not in known:

@@ -13,14 +13,14 @@ from typing import IO
 
 from fedprotip.errors import RunError
 
-Progress = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]
 """Told the bytes that are here and the bytes there are (0: unknown)."""
 CHUNK = 1 << 20
 TIMEOUT = 60
 ATTEMPTS = 3
 
 
-def fetch(url: str, target: Path, checksum: str, progress: Progress = lambda done, total: None) -> Path:
+def fetch(url: str, target: Path, checksum: str, progress: OnBytes = lambda done, total: None) -> Path:
     """Download `url` to `target`; what a broken download left in `target.part` is continued.
 
     Args:
@@ -79,7 +79,7 @@ def unpack(archive: Path, folder: Path, name: str) -> Path:
     return target
 
 
-def _continue(url: str, part: Path, progress: Progress) -> None:
+def _continue(url: str, part: Path, progress: OnBytes) -> None:
     """Append what is missing; a server that cannot continue sends everything again."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedprotip"} | _range(done))
@@ -103,7 +103,7 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
             _copy(answer, file, done, done + length if length else 0, progress)
 
 
-def _copy(answer: IO[bytes], file: IO[bytes], done: int, total: int, progress: Progress) -> None:
+def _copy(answer: IO[bytes], file: IO[bytes], done: int, total: int, progress: OnBytes) -> None:
     progress(done, total)
     while chunk := answer.read(CHUNK):
         file.write(chunk)

@@ -7,6 +7,7 @@ collected in the order of the samples: the result never depends on which thread 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,23 +15,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedprotip.errors import UsageError
 from fedprotip.stream.transforms import Draws, resized_box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-ORIENTATION = 0x0112
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 T = TypeVar("T")
 Crop = tuple[list[float], list[list[float]]]
 """Draws of a random resized crop of one image: `Draws.position` and `Draws.boxes`."""
@@ -123,8 +114,9 @@ def open_rgb(path: str) -> Image.Image:
         return _open(path)
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise UsageError(
-            f"{path} cannot be read as an image ({_reason(error)}); mend it and run or resume again, "
-            "or start anew without it (fedprotip data check finds all such files)."
+            f"{path} cannot be read as an image ({_reason(error)}); mend it and run or resume again "
+            "(with --accept-data, if it is another file then), or start anew without it "
+            "(fedprotip data check finds all such files)."
         ) from None
 
 
@@ -166,9 +158,9 @@ def _planes(image: Image.Image) -> np.ndarray:
 def _open(path: str) -> Image.Image:
     with Image.open(path) as image:
         image.load()
-        turn = TURNS.get(_orientation(image))
-        rgb = _to_rgb(image)
-        return rgb.transpose(turn) if turn is not None else rgb
+        with suppress(Exception):  # broken EXIF is no reason to lose the image; in place it is turned before EXIF is
+            ImageOps.exif_transpose(image, in_place=True)
+        return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -177,13 +169,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return image.getexif().get(ORIENTATION, 1)
-    except Exception:  # broken EXIF is no reason to lose the image
-        return 1
 
 
 def _reason(error: Exception) -> str:

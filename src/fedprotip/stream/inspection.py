@@ -97,7 +97,7 @@ def _task(stream: Stream, index: int) -> dict[str, Any]:
 
 def _plan(stream: Stream, settings: Settings) -> str:
     columns = settings.stream.source == "columns"
-    if columns and stream.dataset.train_clients is not None:
+    if stream.owners is not None:
         shared = "each sample with the client its column names"
     elif settings.clients.partition == "iid":
         shared = "samples shared out evenly"

@@ -38,7 +38,7 @@ def split_dirichlet(
     return [np.sort(np.concatenate(part)) if part else indices[:0] for part in parts]
 
 
-def split_columns(indices: np.ndarray, owners: np.ndarray, clients: list[int]) -> dict[int, np.ndarray]:
+def split_by_owner(indices: np.ndarray, owners: np.ndarray, clients: list[int]) -> dict[int, np.ndarray]:
     """Every client's own samples of a task, as the data says; those of clients that take no part stay unused.
 
     Args:

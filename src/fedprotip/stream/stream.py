@@ -13,9 +13,10 @@ from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
-from fedprotip.stream.partition import split_columns, split_dirichlet, split_iid
+from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
+from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
 from fedprotip.stream.tasks import class_tasks, ordered
-from fedprotip.stream.transforms import Draws, augment, draw, enlarge
+from fedprotip.stream.transforms import Draws, augment, draw
 
 Batch = tuple[Tensor, Tensor]
 """Normalised images (n, c, h, w) and global labels (n,)."""
@@ -40,9 +41,17 @@ class Stream:
         self.tasks = tasks
         self._settings = settings
         scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
-        self._mean, self._std = (torch.tensor(x).view(1, -1, 1, 1) for x in scales[settings.data.normalize])
+        mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
+        channels, height, width = dataset.train_images.shape[1:]
+        self._pixels = Pixels(shape=dataset.image_shape, given=(channels, height, width), mean=mean, std=std)
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
+
+    @property
+    def owners(self) -> np.ndarray | None:
+        """Client ids of all training samples (n,) where the data says them and is asked for them."""
+        named, asked = self.dataset.train_clients, self._settings.stream.source == "columns"
+        return named.numpy() if asked and named is not None else None
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""
@@ -94,9 +103,18 @@ class Stream:
         images, labels = self.dataset.test_images, self.dataset.test_labels
         return ahead(self._request(task, images, labels, indices) for indices in batches)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images (n, c, h, w) with values from 0 to 255 as the model sees them."""
-        return (images.float() / 255 - self._mean) / self._std
+    def plan(self, answering: Answering, shared_head: bool, tasks: int) -> Plan:
+        """What whoever answers for the first `tasks` tasks has to know, without the data."""
+        model = {"weights": "", "head": "shared" if shared_head else "per_task"}
+        return Plan(
+            classes=tuple(self.dataset.classes),
+            tasks=tuple(TaskPlan(name=task.name, classes=task.classes) for task in self.tasks[:tasks]),
+            scenario=self._settings.stream.scenario,
+            pixels=self._pixels,
+            model=self._settings.model.model_copy(update=model),
+            seed=self._settings.run.seed,
+            answering=answering,
+        )
 
     def _request(
         self,
@@ -113,9 +131,7 @@ class Stream:
         def finish() -> Batch:
             raw = files() if files else images[chosen]
             scaled = augment(raw, draws, how) if draws else raw.float() / 255
-            if scaled.shape[1:] != self.dataset.image_shape:
-                scaled = enlarge(scaled, self.dataset.size)
-            return self._shift((scaled - self._mean) / self._std, task), labels[chosen]
+            return self._shift(self._pixels.normalised(scaled), task), labels[chosen]
 
         return finish
 
@@ -137,8 +153,8 @@ class Stream:
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train
-        if self._settings.stream.source == "columns" and self.dataset.train_clients is not None:
-            return split_columns(indices, self.dataset.train_clients.numpy()[indices], clients)
+        if self.owners is not None:
+            return split_by_owner(indices, self.owners[indices], clients)
         rng = numpy_stream(self._settings.run.seed, "partition", task)
         if self._settings.clients.partition == "iid":
             shares = split_iid(indices, len(clients), rng)
@@ -154,7 +170,7 @@ def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
     if settings.stream.source == "columns":
         _refuse_columns(dataset, settings)
     if settings.stream.source == "columns" and dataset.domains:
-        tasks = _tasks_of_column(dataset, settings)
+        tasks = _tasks_of_data(dataset, settings, "task")
     elif settings.stream.scenario == "class":
         tasks = _class_incremental(dataset, settings)
     else:
@@ -203,15 +219,15 @@ def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
         )
 
 
-def _tasks_of_column(dataset: Dataset, settings: Settings) -> list[Task]:
-    """The tasks that the data names; in scenario 'class' each has the classes that it trains."""
+def _tasks_of_data(dataset: Dataset, settings: Settings, what: str) -> list[Task]:
+    """The tasks or domains that the data names; in scenario 'class' each has the classes that it trains."""
     stream = settings.stream
     assert dataset.train_domains is not None
     assert dataset.test_domains is not None
-    order = ordered(list(dataset.domains), stream, settings.run.seed, "task")
+    order = ordered(list(dataset.domains), stream, settings.run.seed, what)
     if stream.tasks > len(order):
         raise UsageError(
-            f"stream.tasks = {stream.tasks}: the data names {len(order)} tasks; the nearest valid value is that."
+            f"stream.tasks = {stream.tasks}: the data names {len(order)} {what}s; the nearest valid value is that."
         )
     tasks = []
     for index, place in enumerate(order[: stream.tasks]):
@@ -253,7 +269,7 @@ def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
 
 
 def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
-    stream, seed = settings.stream, settings.run.seed
+    stream = settings.stream
     everything = tuple(range(len(dataset.classes)))
     if stream.overlap or stream.task_size:
         raise UsageError("stream.overlap and stream.task_size belong to stream.scenario = 'class'; leave them at 0.")
@@ -262,16 +278,7 @@ def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
             raise UsageError(
                 f"stream.domains = 'labelled': dataset {dataset.name!r} has no domains; choose 'rotate' or 'permute'."
             )
-        order = ordered(list(dataset.domains), stream, seed, "domain")
-        if stream.tasks > len(order):
-            raise UsageError(
-                f"stream.tasks = {stream.tasks}: there are {len(order)} domains; the nearest valid value is that."
-            )
-        train, test = dataset.train_domains.numpy(), dataset.test_domains.numpy()
-        return [
-            Task(i, dataset.domains[d], everything, np.flatnonzero(train == d), np.flatnonzero(test == d))
-            for i, d in enumerate(order[: stream.tasks])
-        ]
+        return _tasks_of_data(dataset, settings, "domain")
     if stream.domains == "rotate" and stream.tasks > 4:
         raise UsageError(f"stream.tasks = {stream.tasks}: 'rotate' makes quarter turns, the nearest valid value is 4.")
     if stream.domains == "rotate" and dataset.image_shape[1] != dataset.image_shape[2]:

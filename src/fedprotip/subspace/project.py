@@ -1,7 +1,6 @@
 """Keeping an update outside a subspace: Eq. 4, as W·P on the rows of W, without ever building P (d×d)."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -94,7 +93,6 @@ class Anchored:
 
     projector: Projector
     held: Tensor  # W₀Φ (out, r) with the basis, or W₀ (out, d) with the complement
-    laid: dict[Hashable, Tensor] = field(default_factory=dict, compare=False)  # by geometry: the basis over small maps
 
     @cached_property
     def fixed_part(self) -> Tensor:

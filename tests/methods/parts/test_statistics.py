@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.inference.statistics import Sums, low_rank, pack
-from fedprotip.inference.ways import Columns
+from fedprotip.inference import assemble
+from fedprotip.inference.statistics import Sums, low_rank, pack, recall
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.state import Knowledge
@@ -211,8 +211,8 @@ def test_sums_that_no_samples_could_have_are_refused_or_do_no_harm(change):
         return
     knowledge = nothing_known()
     statistics.remember(knowledge, statistics.summed([(0, good(1)), (1, message)]))
-    experts, _ = statistics.answers(Network3(), knowledge, Columns.of([(0, 1)]), small())
-    assert experts["statistics"](torch.eye(3)).isfinite().all()
+    inference = assemble(statistics.answering(small()), Network3(), knowledge, [(0, 1)])
+    assert inference.experts["statistics"](torch.eye(3)).isfinite().all()
 
 
 class Network3:
@@ -238,7 +238,7 @@ def test_tasks_add_rows_and_share_one_moment():
     first, second, knowledge = good(0), good(1, classes=4), nothing_known()
     for message in (first, second):
         statistics.remember(knowledge, statistics.summed([(0, message)]))
-    found = statistics.recall(knowledge)
+    found = recall(knowledge)
     assert found.counts.tolist() == [*first.tensors["counts"].tolist(), *second.tensors["counts"].tolist()]
     assert found.sums.shape == (6, 3)
     assert torch.equal(found.sums[2:], second.tensors["sums"].double())
@@ -252,10 +252,9 @@ def with_overlap(scenario):
     for seed in (0, 1):
         statistics.remember(knowledge, statistics.summed([(0, good(seed))]))
     stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
-    columns = Columns.of([(0, 1), (1, 2)])
-    experts, ways = statistics.answers(Network3(), knowledge, columns, small(stream=stream))
-    assert experts.keys() == ways.keys()
-    return statistics.recall(knowledge), experts
+    inference = assemble(statistics.answering(small(stream=stream)), Network3(), knowledge, [(0, 1), (1, 2)])
+    assert inference.experts.keys() == inference.ways.keys()
+    return recall(knowledge), inference.experts
 
 
 def test_a_class_seen_again_adds_up():

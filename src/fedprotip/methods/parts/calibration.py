@@ -1,16 +1,15 @@
 """How sure answers are, federated: sums over samples that clients did not train on."""
 
-from collections.abc import Callable
-
 import torch
 
-from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
-from fedprotip.inference.ways import Inference
+from fedprotip.inference.answers import Inference
+from fedprotip.inference.calibration import BINS, TEMPERATURES, bin_of, losses
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.site import Site
-from fedprotip.methods.state import Form, Kept, Knowledge
+from fedprotip.methods.state import Form, Kept
+from fedprotip.stream.plan import Answering
 
 CALIBRATION = Kept(
     "calibration",
@@ -25,11 +24,12 @@ class Calibrating(Exchange):
 
     name, combine = "calibration", "sum"
 
-    def __init__(self, inference: Callable[[Site], Inference]) -> None:
-        self._inference = inference
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     def answer(self, local: Local) -> Message:
-        return calibrate(local, self._inference(local.site), local.settings.evaluate.batch)
+        inference = local.site.inference(self._answering, local.task)
+        return calibrate(local, inference, local.settings.evaluate.batch)
 
     def check(self, message: Message, site: Site) -> None:
         check_calibration(message)
@@ -45,11 +45,10 @@ def calibrate(local: Local, inference: Inference, batch: int) -> Message:
     """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
     loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
     for inputs, labels in local.held_back(batch):
-        seen = inference.see(local.network.embed(inputs))
-        evidence = {name: way.router.evidence(seen) for name, way in inference.ways.items()}
-        joint = inference.joint(evidence, seen.scores)
-        loss += losses(joint, inference.columns.labels == labels[:, None])
-        distances += torch.bincount(bin_of(inference.unusual(seen.scores)["mahalanobis"]), minlength=BINS)
+        heard = inference.hear(local.network.embed(inputs))
+        joint = inference.joint(heard, inference.route(heard, inference.chosen))
+        loss += losses(joint, inference.candidates.labels == labels[:, None])
+        distances += torch.bincount(bin_of(inference.unusual(heard.scores)["mahalanobis"]), minlength=BINS)
     return Message(Calibrating.name, {"loss": loss, "distances": distances})
 
 
@@ -59,10 +58,3 @@ def check_calibration(message: Message) -> None:
     message.check(Calibrating.name, specs)
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a loss or a count is negative")
-
-
-def calibration(knowledge: Knowledge) -> Calibration:
-    """As far as clients have told; neutral before."""
-    if "calibration/loss" not in knowledge:
-        return Calibration()
-    return Calibration.of(knowledge["calibration/loss"], knowledge["calibration/distances"])

@@ -2,26 +2,20 @@
 
 The gradient of a weight is ∆Aᵀ, with one column of A (d, n) and of ∆ (out, n) per position of the batch. After the
 optimiser's step W − W₀ can be projected, in 4·out·d·min(r, d − r) operations; or A before it, in
-4·n·d·min(r, d − r) or fewer, where the step is linear in the gradient. Then the layer's way back is all products:
-∆(P·A)ᵀ for the weight and Wᵀ∆ for its inputs.
+4·n·d·min(r, d − r) or fewer, where the step is linear in the gradient. Then the gradient is the product ∆(P·A)ᵀ
+(`models/products.py`).
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedprotip.methods.constraint import Constraint
 from fedprotip.models.capture import Layer
-from fedprotip.models.patches import all_columns, all_outputs, along, count_columns, geometry, inputs_of, spread
+from fedprotip.models.patches import all_columns, coordinates, count_columns
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
-
-LAID = 2**23
-"""Numbers that a layer's basis may have when laid out over a small map (32 MiB in float32), kept as long as anchors."""
 
 
 def linear_decay(train: TrainSettings) -> float | None:
@@ -49,32 +43,19 @@ class ProjectUpdate(Constraint):
         anchors: Mapping[str, Anchored] | None = None,
     ) -> None:
         parameters = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
-        self._backbone, self._decay, self._hooks = backbone, decay, ExitStack()
+        self._decay = decay
         self._guards = [
             _Guard(layer, projector, parameters[layer.parameter], (anchors or {}).get(layer.name))
             for layer, projector in projectors
             if layer.parameter in parameters
         ]
-
-    def __enter__(self) -> "ProjectUpdate":
-        guards = {id(guard.parameter): guard for guard in self._guards} if self._decay is not None else {}
-        holders: dict[int, list[nn.Module]] = {}
-        for module in self._backbone.modules():
-            holders.setdefault(id(getattr(module, "weight", None)), []).append(module)
-        for weight, guard in guards.items():
-            if all(map(_is_plain, holders[weight])):
-                for module in holders[weight]:
-                    self._hooks.callback(module.register_forward_pre_hook(guard.before_call).remove)
-                    self._hooks.callback(module.register_forward_hook(guard.after_call).remove)
-        return self
+        self.columns = {guard.parameter: guard for guard in self._guards} if decay is not None else {}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Inputs are projected to float precision only: what rounding has left in the weights goes now."""
-        self._hooks.close()
         for guard in self._guards:
-            guard.parameter.requires_grad_(True)
             if guard.by_inputs:
                 guard.pull_back()
 
@@ -90,14 +71,13 @@ class ProjectUpdate(Constraint):
 
 
 class _Guard:
-    """One layer during one round."""
+    """One layer during one round; P·A for its columns A where it is projected by its inputs."""
 
     def __init__(self, layer: Layer, projector: Projector, parameter: nn.Parameter, anchored: Anchored | None) -> None:
         self.parameter, self._layer, self._projector = parameter, layer, projector
         self._weight = layer.weight({layer.parameter: parameter.detach()})
         self._anchored = anchored or projector.anchor(self._weight.clone())
         self.by_inputs: bool | None = None  # None: the layer has not been called yet
-        self._given: Tensor | None = None  # inputs of a call that is under way
 
     def pull_back(self) -> None:
         self._anchored.pull_back_(self._weight)
@@ -108,76 +88,21 @@ class _Guard:
             gradient = self._layer.weight({self._layer.parameter: self.parameter.grad})
             gradient.sub_(self._anchored.fixed_part, alpha=decay)
 
-    def before_call(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Forward pre-hook: autograd does not compute gradients itself for what does not require them."""
+    def serve(self, module: nn.Module, inputs: Tensor) -> bool:
+        """The first batch decides for the round: no more positions than outputs."""
         if self.by_inputs is None:
-            self.by_inputs = count_columns(module, inputs[0]) <= len(self.parameter)
-        self.parameter.requires_grad_(not self.by_inputs)
-        if not self.by_inputs:
-            return inputs
-        self._given = inputs[0]
-        return (inputs[0].detach(),)
+            self.by_inputs = count_columns(module, inputs) <= len(self.parameter)
+        return self.by_inputs
 
-    def after_call(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """Forward hook: the gradient comes from projected inputs instead."""
-        given, self._given = self._given, None
-        if not self.by_inputs:
-            return output
-        self.parameter.requires_grad_(True)
-        tapped: Tensor = _Tap.apply(output, given, self.parameter, module, self)
-        return tapped
-
-    def outside(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """P·A (d, n) for the columns A of a call."""
-        projector, laid = self._projector, self._laid(module, inputs)
-        if laid is None:
-            return projector.columns(all_columns(module, inputs))
-        basis = projector.basis
-        known = along(laid, inputs, basis.shape[1])
-        return basis @ known if projector.is_complement else all_columns(module, inputs).addmm_(basis, known, alpha=-1)
-
-    def _laid(self, module: nn.Module, inputs: Tensor) -> Tensor | None:
-        """The basis over an input map smaller than the kernel, made once: A is longer than the map. Else None."""
-        basis, size = self._projector.basis, inputs.shape[1:]
-        if not isinstance(module, nn.Conv2d) or size[1] * size[2] >= len(basis) // size[0]:
-            return None
-        laid, key = self._anchored.laid, geometry(module, inputs)
-        if key not in laid:
-            if not 0 < size.numel() * count_columns(module, inputs[:1]) * basis.shape[1] <= LAID:
-                return None
-            laid[key] = spread(module, inputs, basis)
-        return laid[key]
-
-
-class _Tap(torch.autograd.Function):
-    """Passes a layer's output on unchanged; on the way back it gives the weight its gradient ∆·(P·A)ᵀ.
-
-    The inputs get theirs, Wᵀ·∆, as a product too: on small maps torch's own way back takes up to three times as long.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, inputs: Tensor, weight: Tensor, module: nn.Module, guard: _Guard) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.module, ctx.guard = module, guard
-        ctx.mark_dirty(output)  # the same tensor, so that a later layer may still change it in place
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (inputs, weight), (delta,), module = ctx.saved_tensors, gradients, ctx.module
-        outputs, back = all_outputs(module, delta).to(weight.dtype), None
-        gradient = (outputs @ ctx.guard.outside(module, inputs.to(weight.dtype)).T).view(weight.shape)
-        if ctx.needs_input_grad[1]:
-            back = inputs_of(module, weight.flatten(1).T @ outputs, inputs).to(inputs.dtype)
-        return delta, back, gradient, None, None  # delta is for a bias
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether the output is W·A and a bias and nothing else: then its way back is known."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks) or "forward" in vars(module):
-        return False
-    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
+        if not isinstance(module, nn.Conv2d):
+            return self._projector.columns(all_columns(module, inputs))
+        basis = self._projector.basis
+        known = coordinates(module, inputs, basis)
+        if self._projector.is_complement:
+            return basis @ known
+        return all_columns(module, inputs).addmm_(basis, known, alpha=-1)
 
 
 class ProjectGradient(Constraint):

@@ -6,15 +6,13 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fedprotip.inference.route import CosineRouter, fill_missing, references
-from fedprotip.inference.ways import RelevanceGaussians
+from fedprotip.inference.route import references
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import kept_moments
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
-from fedprotip.seeds import numpy_stream
 from fedprotip.subspace.bank import SubspaceBank
 
 PARTS = ("values", "variances", "counts")
@@ -23,8 +21,6 @@ TOLD = "told"
 """Where a client keeps what it told last."""
 TOGETHER = 2**20
 """Numbers of second moments that are looked at together: many of few features, few of many."""
-UNKNOWN = 100.0
-"""Variance of an energy that nobody can tell, in squares of its usual mean: it then says little about a task."""
 
 _OWN = {"values": Form("t t"), "variances": Form("t t"), "counts": Form("t", torch.int64)}
 _ALL = {"clients": Form("k", torch.int64), "values": Form("k t t"), "variances": Form("k t t")}
@@ -105,29 +101,3 @@ def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task
     parts = zip(*(table[client] for client in clients), strict=True)
     named = {f"references/{part}": torch.stack(rows) for part, rows in zip(PARTS, parts, strict=True)}
     return {"references/clients": torch.tensor(clients), **named}
-
-
-def cosine_router(knowledge: Knowledge, voters: int, seed: int) -> CosineRouter:
-    """Eq. 12 with the references of all clients, or of some `voters` of them."""
-    counts, clients = knowledge["references/counts"], knowledge["references/clients"]
-    references = fill_missing(knowledge["references/values"], counts)
-    if 0 < voters < len(clients):
-        order = numpy_stream(seed, "voters").permutation(len(clients))
-        references = references[torch.from_numpy(order[:voters]).sort().values]
-    return CosineRouter(SubspaceBank.from_tensors(knowledge).routing, references)
-
-
-def gaussian_router(knowledge: Knowledge) -> RelevanceGaussians:
-    """Energies of all clients together: their mean, and their variance within and between clients."""
-    counts = knowledge["references/counts"].double()[:, :, None]
-    values, variances = (knowledge[f"references/{part}"].double() for part in ("values", "variances"))
-    known = ~values.isnan()
-    total = (counts * known).sum(0)
-    weights = counts * known / total.clamp_min(1)
-    means = torch.where(known, values.square(), 0.0)
-    pooled = (weights * means).sum(0)
-    spread = (weights * (torch.where(known, variances, 0.0) + (means - pooled).square())).sum(0)
-    guess = (pooled * (total > 0)).sum(0) / (total > 0).sum(0).clamp_min(1)  # of an entry that nobody knows
-    pooled = torch.where(total > 0, pooled, guess)
-    spread = torch.where(total > 0, spread, UNKNOWN * guess.square())
-    return RelevanceGaussians(SubspaceBank.from_tensors(knowledge).routing, pooled, spread)

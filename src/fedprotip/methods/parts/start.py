@@ -8,6 +8,7 @@ from fedprotip.methods.exchange import Combine, Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.site import Site
+from fedprotip.store.events import Event
 
 
 class ClosedStart(Exchange):
@@ -30,8 +31,8 @@ class ClosedStart(Exchange):
         classes = len(site.network.labels[site.network.head_of(site.task)])
         statistics.check(message, self.name, classes, site.network.features, self._rank)
 
-    def remark(self, message: Message) -> dict[str, Any] | None:
-        return statistics.withheld(message)
+    def remark(self, message: Message, task: int, client: int) -> Event | None:
+        return statistics.withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """The head as the linear discriminant of its statistics."""

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, unpack
-from fedprotip.inference.ways import SHARED, STATISTICS, ClassEvidence, Columns, Expert, StatisticsExpert, Way
+from fedprotip.inference.experts import SHARED, STATISTICS
+from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS, FeatureMap, Sums, low_rank, pack, recall, unpack
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange
 from fedprotip.methods.local import Local
@@ -16,10 +16,10 @@ from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
 from fedprotip.settings import Settings
+from fedprotip.store.events import Event, Withheld
+from fedprotip.stream.plan import Answering, Options, WayPlan
 
 KIND = "statistics"
-COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
-"""In the knowledge: (C,), (C, M) and the packed second moment, one row per class of every task so far; float64."""
 
 
 def kept(shared: bool) -> Kept:
@@ -54,8 +54,8 @@ class Statistics(Exchange):
         width = feature_map(site.network, site.settings).out
         check(message, self.name, len(site.network.labels[site.network.head_of(site.task)]), width, self._rank)
 
-    def remark(self, message: Message) -> dict[str, Any] | None:
-        return withheld(message)
+    def remark(self, message: Message, task: int, client: int) -> Event | None:
+        return withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         remember(site.known, summed(combined))
@@ -100,10 +100,10 @@ def gather(
     return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
 
 
-def withheld(message: Message) -> dict[str, Any] | None:
+def withheld(message: Message, task: int, client: int) -> Event | None:
     """For events.jsonl: how many classes a client left out."""
     classes = message.meta["withheld"]
-    return {"event": "withheld", "kind": message.kind, "classes": classes} if classes else None
+    return Withheld(task=task, client=client, kind=message.kind, classes=classes) if classes else None
 
 
 def _rank(d: int, wanted: int) -> int:
@@ -119,7 +119,8 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     rank = _rank(d, rank)
     products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
-    message.check_numbers("withheld")
+    if type(message.meta.get("withheld")) is not int or not 0 <= message.meta["withheld"] <= classes:
+        raise BadMessage(f"withheld is not a number of classes up to {classes}")
     if (message.tensors["counts"] < 0).any():
         raise BadMessage("a count is negative")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
@@ -168,23 +169,18 @@ def remember(knowledge: Knowledge, new: Sums) -> None:
     knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment)})
 
 
-def recall(knowledge: Knowledge) -> Sums:
-    """All statistics so far."""
-    sums: Tensor = knowledge[SUMS]
-    return Sums(knowledge[COUNTS], sums, unpack(knowledge[MOMENT], sums.shape[1]))
+def feature_options(settings: Settings) -> Options:
+    """What rebuilds the feature map, for whoever answers."""
+    return {"features": settings.statistics.features, "seed": settings.run.seed}
 
 
-def answers(
-    network: Network, knowledge: Knowledge, columns: Columns, settings: Settings
-) -> tuple[dict[str, Expert], dict[str, Way]]:
-    """Experts that know all statistics so far, and the ways in which they answer.
+def answering(settings: Settings) -> Answering:
+    """Class statistics answer alone.
 
     A class seen again adds up. With domains every one has class means of its own, and a second expert knows the classes
     of all domains together: it needs no domain.
     """
-    sums, change = recall(knowledge), feature_map(network, settings)
-    domains = settings.stream.scenario == "domain"
-    experts: dict[str, Expert] = {STATISTICS: StatisticsExpert.of(sums, columns, change, pooled=not domains)}
-    if domains:
-        experts[SHARED] = StatisticsExpert.of(sums, columns, change, pooled=True)
-    return experts, {name: Way(ClassEvidence(columns, name), name, hard=False) for name in experts}
+    features, domains = feature_options(settings), settings.stream.scenario == "domain"
+    experts = {STATISTICS: {**features, "pooled": not domains}} | ({SHARED: features} if domains else {})
+    ways = {name: WayPlan(router=name, expert=name, hard=False) for name in experts}
+    return Answering(experts=experts, ways=ways, chosen=STATISTICS)

@@ -1,7 +1,6 @@
 """The round of training: local steps from the received model (PGD of Algorithm 1), and their average (Eq. 6)."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from inspect import signature
 from itertools import chain, count, islice
 from typing import Any
@@ -12,12 +11,14 @@ from torch import Tensor, nn
 
 from fedprotip.errors import UsageError, nearest
 from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.site import Site
 from fedprotip.models.batches import pieces
 from fedprotip.models.norms import training_mode
 from fedprotip.models.prefix import InputBatch, still_prefix
+from fedprotip.models.products import by_products
 from fedprotip.models.steps import channels_last
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import TrainSettings
@@ -54,11 +55,13 @@ def train(local: Local) -> float:
     network, settings, method = local.network, local.settings, local.site.method
     options, device = settings.train, local.site.device
     optimizer = build_optimizer(options, [network.get_parameter(name) for name in network.moving])
+    if method.remembers:
+        _ = local.before  # copied as it is outside training
     method.begin_round(local)
-    constraint = method.constraint(local)
+    constraint = method.constraint(local) or Constraint()
     losses: list[Tensor] = []
     seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
-    with torch.enable_grad(), seeded, constraint or nullcontext():
+    with torch.enable_grad(), seeded, constraint, by_products(network.backbone, constraint.columns):
         still = still_prefix(network, settings, local.task)
         training_mode(network.backbone, settings.model, local.task, still)
         for inputs, labels in method.batches(local, own_batches(local)):
@@ -70,11 +73,9 @@ def train(local: Local) -> float:
             optimizer.zero_grad()
             loss.backward()
             with torch.no_grad():
-                if constraint:
-                    constraint.before_step()
+                constraint.before_step()
                 optimizer.step()
-                if constraint:
-                    constraint.after_step()
+                constraint.after_step()
             losses.append(loss.detach())
     network.backbone.eval()
     return torch.stack(losses).mean().item()

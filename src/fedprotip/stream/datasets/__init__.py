@@ -1,7 +1,7 @@
 """Labelled datasets, one file each. A new file that calls `register` is a new `data.name`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +41,8 @@ class Dataset:
     test_domains: Tensor | None = None
     train_clients: Tensor | None = None  # (n,) int64 client ids, when the data says who holds what
     augmentation: Augmentation = SMALL_PHOTOS
+    train_files: Sequence[str] = ()  # of images that were decoded into memory; those in files know their own
+    test_files: Sequence[str] = ()
     size: int = 0  # side that batches are brought to; 0: that of the images
 
     @property
@@ -126,7 +128,12 @@ def load_dataset(settings: DataSettings) -> Dataset:
         return dataset
     # a resized crop is cut while decoding; for what is decoded once, a shifted crop stands in
     return replace(
-        dataset, train_images=_decoded(train), test_images=_decoded(test), augmentation=Augmentation(train.size // 8)
+        dataset,
+        train_images=_decoded(train),
+        test_images=_decoded(test),
+        train_files=train.paths,
+        test_files=test.paths if isinstance(test, FileImages) else (),
+        augmentation=Augmentation(train.size // 8),
     )
 
 

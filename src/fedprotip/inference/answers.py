@@ -1,0 +1,197 @@
+"""The one path from features to labels: experts score classes, routers score tasks, and a way joins one of each.
+
+Everything here is per sample; a group of samples of one task pools its evidence first, by the same rule for one sample,
+8, 64 or all that a device has sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedprotip.inference.calibration import Calibration
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS, STATISTICS
+from fedprotip.inference.groups import mixture
+from fedprotip.inference.parts import Expert, Router, Seen
+
+
+@dataclass(frozen=True)
+class Way:
+    """A router, and the expert that answers once it has spoken."""
+
+    router: Router
+    expert: str
+    hard: bool = True
+    """Whether the best task alone counts; else log p(task) and log p(class | task) add up, and the sum decides."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What an expert says about samples once their task is known."""
+
+    classes: Tensor  # (n, C) log p(class | task)
+    best: Tensor  # (n, T) the largest of every task
+    labels: Tensor  # (n, T) the label that has it
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What experts and routers say about some samples: all that any mode needs."""
+
+    candidates: Candidates
+    scores: dict[str, Tensor]  # expert → (n, C); the first is the model's own
+    evidence: dict[str, Tensor]  # way → (n, E)
+    _opinions: dict[str, Opinion] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.scores.values())))
+
+    @property
+    def own(self) -> str:
+        """The expert that is the model's own, for the modes aware and agnostic."""
+        return next(iter(self.scores))
+
+    def opinion(self, expert: str) -> Opinion:
+        if expert not in self._opinions:
+            classes = self.candidates.within_task(self.scores[expert])
+            self._opinions[expert] = Opinion(classes, *self.candidates.best(classes))
+        return self._opinions[expert]
+
+    def some(self, chosen: Tensor) -> "Heard":
+        """About the chosen samples only."""
+        scores, evidence = (
+            {name: values[chosen] for name, values in part.items()} for part in (self.scores, self.evidence)
+        )
+        return Heard(self.candidates, scores, evidence)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Heard"]) -> "Heard":
+        """About the samples of all parts, one after another."""
+        scores = {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores}
+        evidence = {name: torch.cat([part.evidence[name] for part in parts]) for name in parts[0].evidence}
+        return cls(parts[0].candidates, scores, evidence)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Samples whose tasks have been decided group by group."""
+
+    samples: Tensor  # (m,)
+    groups: Tensor  # (m,) the group of each
+    decisions: Tensor  # (g, T) log p(task) of every group
+    expert: str  # who answers
+    labels: Tensor  # (m,) the answer for each sample
+
+
+@dataclass(frozen=True)
+class Inference:
+    """All that turns features into labels."""
+
+    candidates: Candidates
+    experts: dict[str, Expert]
+    ways: dict[str, Way] = field(default_factory=dict)
+    chosen: str = ""
+    """The way of modes single and batch64; the others are reported beside it."""
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def hear(self, features: Tensor) -> Heard:
+        seen = Seen(features, {name: expert(features) for name, expert in self.experts.items()})
+        evidence = {name: way.router.evidence(seen) for name, way in self.ways.items()}
+        return Heard(self.candidates, seen.scores, evidence)
+
+    # Labels
+
+    def aware(self, heard: Heard, tasks: Tensor) -> Tensor:
+        """The label of each sample, given its task (n,); −1 where nothing is known about that task."""
+        opinion, tasks = heard.opinion(heard.own), tasks[:, None]
+        known = opinion.best.gather(1, tasks) > -torch.inf
+        return torch.where(known, opinion.labels.gather(1, tasks), -1)[:, 0]
+
+    def agnostic(self, heard: Heard) -> Tensor:
+        """The label of the largest of all scores: no task is asked for."""
+        return self.candidates.labels[heard.scores[heard.own].argmax(1)]
+
+    def route(self, heard: Heard, name: str, groups: Sequence[Tensor] | None = None) -> Routed:
+        """One decision for every group, by the way of this name; without groups every sample is decided alone."""
+        way, evidence = self.ways[name], heard.evidence[name]
+        if groups is None:
+            samples = group = torch.arange(len(evidence))
+            sizes = torch.ones_like(samples)
+        else:
+            samples, sizes = torch.cat(list(groups)), torch.tensor([len(members) for members in groups])
+            group = torch.repeat_interleave(sizes)
+        pooled = torch.nn.functional.embedding_bag(samples, evidence, sizes.cumsum(0) - sizes, mode="mean")
+        decisions = self.decide(way, pooled, sizes.float())
+        labels = self.labels(decisions, group, heard.opinion(way.expert), samples, way.hard)
+        return Routed(samples, group, decisions, way.expert, labels)
+
+    def decide(self, way: Way, evidence: Tensor, sizes: Tensor) -> Tensor:
+        """log p(task) of groups with mean evidence (g, E), up to a constant of each: (g, T)."""
+        scores = way.router.log_scores(evidence, sizes)
+        if not way.hard:
+            return scores
+        best = torch.nn.functional.one_hot(scores.argmax(1), scores.shape[1]).bool()
+        return torch.where(best, 0.0, -torch.inf)
+
+    def mixed(self, evidence: Tensor) -> Tensor:
+        """log p(task) of each sample of groups of one task or several, from log-likelihoods: (…, n, T) both."""
+        temperature = self.calibration.temperature  # `posterior` divides by it
+        return (mixture(evidence / temperature) * temperature).float()
+
+    def labels(self, tasks: Tensor, group: Tensor, opinion: Opinion, samples: Tensor, hard: bool) -> Tensor:
+        """The label of each of some samples (m,): the one with the largest `posterior`, in less time.
+
+        Args:
+            tasks: log p(task) of groups (g, T); group: that of each sample (m,).
+            hard: every row of `tasks` has 0 for one task and −∞ for the others.
+        """
+        if hard:
+            task = tasks.argmax(1)[group]
+            sure = opinion.best[samples, task]
+        elif self.candidates.distinct:
+            sure, task = (tasks[group] + opinion.best[samples]).max(1)
+        else:
+            joint = tasks[group][:, self.candidates.tasks] + opinion.classes[samples]
+            return self.candidates.known[0][self.posterior(joint).argmax(1)]
+        return torch.where(sure == -torch.inf, self.candidates.commonest, opinion.labels[samples, task])
+
+    # How sure
+
+    def joint(self, heard: Heard, routed: Routed) -> Tensor:
+        """log p(task, class) of samples whose tasks have been decided (m, C), before any calibration."""
+        tasks = routed.decisions[routed.groups][:, self.candidates.tasks]
+        return tasks + heard.opinion(routed.expert).classes[routed.samples]
+
+    def posterior(self, joint: Tensor) -> Tensor:
+        """p(label) of every label there is (m, L), calibrated, from log p(task, class) (m, C)."""
+        joint = joint.masked_fill((joint == -torch.inf).all(1, keepdim=True), 0.0)  # nobody knows: all alike
+        joint = (joint / self.calibration.temperature).softmax(1)
+        known, places = self.candidates.known
+        return joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
+
+    def sureness(self, heard: Heard, routed: Routed) -> Tensor:
+        """p(label) of the labels that were found, (m,); 0 where there is none (−1)."""
+        labels = routed.labels
+        places = torch.searchsorted(self.candidates.known[0], labels.clamp_min(0))
+        return self.posterior(self.joint(heard, routed)).gather(1, places[:, None])[:, 0] * (labels >= 0)
+
+    def unusual(self, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+        """How little samples look like anything learned, (n,), by every expert: higher is stranger.
+
+        mahalanobis: squared distance to the nearest class mean. energy: −log Σ exp of the heads' outputs.
+        """
+        found = {}
+        if STATISTICS in scores:
+            found["mahalanobis"] = -2 * scores[STATISTICS].amax(1)
+        if HEADS in scores:
+            found["energy"] = -scores[HEADS].logsumexp(1)
+        return found
+
+    def strangeness(self, scores: dict[str, Tensor]) -> Tensor:
+        """How unusual samples are among held-back ones, from 0 to 1; without class statistics NaN."""
+        found = self.unusual(scores).get("mahalanobis")
+        if found is None:
+            return torch.full((len(next(iter(scores.values()))),), torch.nan)
+        return self.calibration.unusual(found)

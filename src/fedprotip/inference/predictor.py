@@ -1,0 +1,144 @@
+"""Asking a finished run: a label for every image, how sure it is, and whether the image looks like anything learned.
+
+import fedprotip
+predictor = fedprotip.load("runs/mine")
+for answer in predictor.predict(images):
+    print(answer.label, answer.probability, answer.unusual)
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load as parse_tensors
+from torch import Tensor
+
+from fedprotip.errors import RunError, UsageError
+from fedprotip.inference.answers import Heard, Inference, Routed
+from fedprotip.inference.assemble import assemble
+from fedprotip.models import Network, new_network
+from fedprotip.models.state import full_state, load_state
+from fedprotip.store.files import Tensors
+from fedprotip.store.folder import DATA, RunFolder
+from fedprotip.stream.plan import Plan
+
+SUFFIX = ".safetensors"
+TOGETHER = 512
+"""Images of one forward pass."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says about one image."""
+
+    label: str
+    """Empty: nothing is known about the task that was given."""
+    probability: float
+    task: int
+    """The likeliest one."""
+    task_probability: float
+    unusual: float
+    """The share of held-back samples (`clients.held_back`) that look less strange; above 0.95 better say: unknown."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model and all that its answers need; what evaluation uses, and what `load` makes of a run folder."""
+
+    network: Network
+    inference: Inference
+    plan: Plan
+
+    def predict(self, images: Tensor, together: bool = False, task: int | None = None) -> list[Answer]:
+        """Answers for images (n, c, h, w) with values from 0 to 255.
+
+        A method that predicts no task answers agnostically: the largest output of all heads.
+
+        Args:
+            together: the images came together, so they may be of one task: evidence adds up. Else each decides alone.
+            task: the task of the images, where it is known.
+        """
+        if task is not None and not 0 <= task < len(self.plan.tasks):
+            raise UsageError(f"task = {task}: this run has learned the tasks 0 to {len(self.plan.tasks) - 1}.")
+        heard = self.hear(images)
+        routed = self._routed(heard, together, task)
+        tasks = (routed.decisions[routed.groups] / self.inference.calibration.temperature).softmax(1).max(1)
+        sure, strange = self.inference.sureness(heard, routed), self.inference.strangeness(heard.scores)
+        names = [*self.plan.classes, ""]  # −1 is the last one
+        found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
+        return [Answer(names[int(k)], float(p), int(t), float(s), float(u)) for k, p, t, s, u in found]
+
+    def _routed(self, heard: Heard, together: bool, task: int | None) -> Routed:
+        """Tasks and labels of all samples, in whatever mode."""
+        inference, samples = self.inference, torch.arange(len(heard))
+        if task is not None:
+            tasks = torch.full((len(heard), len(self.plan.tasks)), -torch.inf)
+            tasks[:, task] = 0.0
+            return Routed(samples, samples, tasks, heard.own, inference.aware(heard, torch.full_like(samples, task)))
+        if not inference.ways:
+            tasks = inference.candidates.by_task(heard.scores[heard.own])
+            return Routed(samples, samples, tasks, heard.own, inference.agnostic(heard))
+        way = inference.ways[inference.chosen]
+        if together and way.router.adds:
+            tasks = inference.mixed(heard.evidence[inference.chosen])
+            labels = inference.labels(tasks, samples, heard.opinion(way.expert), samples, hard=False)
+            return Routed(samples, samples, tasks, way.expert, labels)
+        return inference.route(heard, inference.chosen, [samples] if together else None)
+
+    @torch.no_grad()
+    def hear(self, images: Tensor) -> Heard:
+        """What experts and routers say about images (n, c, h, w) with values from 0 to 255."""
+        pixels = self.plan.pixels
+        if images.dim() != 4 or images.shape[1:] not in (pixels.shape, pixels.given) or not len(images):
+            needed = ", ".join(map(str, pixels.shape))
+            raise UsageError(f"Images of shape {tuple(images.shape)}: this run needs (n, {needed}).")
+        network = self.network.eval()
+        device = next(network.parameters()).device
+        parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
+        return self.inference.hear(torch.cat([network.embed(part) for part in parts]))
+
+
+def load(folder: str | Path) -> Predictor:
+    """The predictor of a finished run, from its folder alone; every file is compared with its hash before use."""
+    run = RunFolder.open(Path(folder))
+    manifest = run.manifest()
+    if manifest.status != "finished":
+        raise UsageError(f"{run.path} is not finished; finish it first with: fedprotip resume {run.path}.")
+    files = manifest.files
+    if "plan.json" not in files:
+        raise UsageError(f"{run.path} has no plan.json: it is of an early version, and does not answer alone.")
+    try:
+        plan = Plan.model_validate_json(run.read_verified("plan.json"))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
+    groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX) and name != DATA]
+    tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
+    network = _filled(plan, tensors.pop("model"))
+    knowledge = {f"{group}/{name}": tensor for group, found in tensors.items() for name, tensor in found.items()}
+    knowledge = {name: tensor.clone() for name, tensor in knowledge.items()}  # aligned like any other tensor
+    inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
+    return Predictor(network, inference, plan)
+
+
+def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answer]:
+    """Answers of a finished run; whoever asks more than once keeps what `load` gives."""
+    return load(folder).predict(images, together)
+
+
+def _filled(plan: Plan, weights: Tensors) -> Network:
+    """The network that a plan describes, with these weights."""
+    network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
+    for index, task in enumerate(plan.tasks):
+        network.add_head(task.classes, plan.seed, index)
+    own = full_state(network)
+    unlike = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    if wrong := sorted(unlike | (own.keys() ^ weights.keys())):
+        raise UsageError(
+            f"model.name = {plan.model.name!r} as it is registered in this process is not the backbone of the run: "
+            f"{wrong[0]} differs."
+        )
+    load_state(network, weights)
+    return network.eval()

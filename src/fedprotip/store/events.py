@@ -1,0 +1,136 @@
+"""What happens in a run, one class per event: the lines of events.jsonl, and what observers are told besides."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from fedprotip.store.records import BadRecord, Kind, Line, Number, Reason, read_lines
+
+
+class Event(Line):
+    """Something that happened, recognised by the field `event`."""
+
+    event: str
+
+    def __getitem__(self, field: str) -> Any:
+        """event["task"] as well as event.task: observers may read an event like a line of events.jsonl."""
+        return getattr(self, field)
+
+
+Observer = Callable[[Event], None]
+"""Called with every event as it happens."""
+
+
+class RoundDone(Event):
+    event: Literal["round"] = "round"
+    task: int
+    round: int
+    loss: Number  # mean over clients; None when no update could be used
+    clients: int  # whose updates were used
+    seconds: float
+
+
+class TaskDone(Event):
+    event: Literal["task"] = "task"
+    task: int
+    seconds: dict[str, float] = {}  # phase → of this task
+    accuracy: dict[str, float] = {}  # mode → mean over the tasks so far, %
+    ranks: dict[str, int] = {}  # layer → rank R of its subspace
+    dims: dict[str, int] = {}  # layer → input width d
+
+    @model_validator(mode="after")
+    def _every_rank_has_its_width(self) -> "TaskDone":
+        if missing := self.ranks.keys() - self.dims.keys():
+            raise BadRecord(f"dims has no width of {min(missing)}.")
+        return self
+
+
+class Absent(Event):
+    """Clients without a part in a task."""
+
+    event: Literal["absent"] = "absent"
+    task: int
+    clients: list[int]
+    reason: Reason
+
+
+class Failure(Event):
+    """A client was left out of a round, or of an exchange before or after them (round None)."""
+
+    event: Literal["failure"] = "failure"
+    task: int
+    round: int | None
+    client: int
+    reason: Reason
+
+
+class Withheld(Event):
+    """A client left classes out of what it sent, because it has too few samples of them."""
+
+    event: Literal["withheld"] = "withheld"
+    task: int
+    client: int
+    kind: Kind
+    classes: int
+
+
+class Started(Event):
+    """For observers: a run starts or goes on, with so many tasks done."""
+
+    event: Literal["start"] = "start"
+    folder: str
+    tasks: int
+    rounds: int
+    done: int
+
+
+class Step(Event):
+    """For observers: how far a long step of the server is."""
+
+    event: Literal["step"] = "step"
+    what: Kind
+    done: int
+    total: int
+
+
+class Note(Event):
+    """For observers: something good to know."""
+
+    event: Literal["note"] = "note"
+    text: str
+
+
+class Warned(Event):
+    """For observers: something that may not be as expected."""
+
+    event: Literal["warning"] = "warning"
+    text: str
+
+
+EVENTS: dict[str, type[Event]] = {
+    known.model_fields["event"].default: known
+    for known in (RoundDone, TaskDone, Absent, Failure, Withheld, Started, Step, Note, Warned)
+}
+
+
+class Remark(Event):
+    """Any other event: what a method has to say, under a name of its own."""
+
+    event: Kind
+    task: int | None = None
+    client: int | None = None
+    text: Reason = ""
+
+    @field_validator("event")
+    @classmethod
+    def _has_a_name_of_its_own(cls, name: str) -> str:
+        if name in EVENTS:
+            raise ValueError(f"{name!r} is another event's name")
+        return name
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a run; of those this version does not know, what a remark holds."""
+    return read_lines(path, lambda raw: EVENTS.get(str(raw.get("event")), Remark).model_validate(raw))

@@ -1,0 +1,162 @@
+"""What a run measured: `summary.json`, under stable keys that other tools read, and `geometry.json`."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from fedprotip.store.records import BadRecord, Number, Part, Reason, Record
+
+MODES = ("single", "aware", "agnostic", "batch64")  # first what a user gets: one sample, task unknown
+
+
+class Routing(Part):
+    """Share of samples that were sent to a right task, by the configured router; nothing where there is none."""
+
+    single: Number = None
+    batch64: Number = None
+    single_by_task: list[float] = []
+    batch64_by_task: list[float] = []
+
+    @property
+    def shares(self) -> dict[str, float]:
+        found = {"single": self.single, "batch64": self.batch64}
+        return {mode: share for mode, share in found.items() if share is not None}
+
+    @property
+    def by_task(self) -> dict[str, list[float]]:
+        found = {"single": self.single_by_task, "batch64": self.batch64_by_task}
+        return {mode: shares for mode, shares in found.items() if shares}
+
+
+class RouterFigures(Part):
+    """Accuracy (%) and share of right decisions of one way to find the task."""
+
+    single: Number = None
+    routing_single: Number = None
+    batch64: Number = None
+    routing_batch64: Number = None
+
+
+class Bin(Part):
+    """Answers of about the same confidence, and the share of them that is right."""
+
+    count: int
+    confidence: float
+    accuracy: float
+
+
+class Confidence(Part):
+    """How sure the answers of mode single are, and whether rightly so."""
+
+    bins: list[Bin] = []
+    ece: Number = None
+    temperature: Number = None
+
+
+class Sweeps(Part):
+    """Accuracy (%) of every way over the size of a group, and over the share of its samples that are of one task."""
+
+    sizes: list[int] = []
+    size: dict[str, list[Number]] = {}
+    purities: list[float] = []
+    purity: dict[str, dict[str, list[Number]]] = {}
+
+    @model_validator(mode="after")
+    def _lines_are_whole(self) -> "Sweeps":
+        for way, values in self.size.items():
+            if len(values) != len(self.sizes):
+                raise ValueError(f"size.{way} has {len(values)} numbers for {len(self.sizes)} sizes")
+        for way, rules in self.purity.items():
+            for rule, values in rules.items():
+                if len(values) != len(self.purities):
+                    raise ValueError(f"purity.{way}.{rule} has {len(values)} numbers for {len(self.purities)} purities")
+        return self
+
+
+class Failures(Part):
+    count: int = 0
+    by_reason: dict[Reason, int] = {}
+
+
+class Summary(Record):
+    """`summary.json`; accuracies in %, forgetting in percentage points."""
+
+    method: str
+    scenario: str
+    tasks: int
+    clients: int
+    seed: int
+    accuracy: dict[str, float]
+    forgetting: dict[str, float]
+    routing: Routing = Routing()
+    routers: dict[str, RouterFigures] = {}
+    confidence: Confidence = Confidence()
+    unknown: dict[str, Number] = {}
+    sweeps: Sweeps = Sweeps()
+    drift: list[list[Number]] = []
+    matrix: dict[str, list[list[float]]]
+    confusion: dict[str, list[list[int]]] = {}
+    bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
+    seconds: dict[str, float] = {}
+    peak_rss_mb: Number = None
+    peak_gpu_mb: Number = None
+    failures: Failures = Failures()
+
+    @model_validator(mode="after")
+    def _rows_are_long_enough(self) -> "Summary":
+        for mode, rows in self.matrix.items():
+            for i, row in enumerate(rows):
+                if len(row) <= i:
+                    raise BadRecord(f"matrix.{mode} has {len(row)} numbers after task {i + 1}.")
+        for mode, counts in self.confusion.items():
+            if any(len(row) != len(counts) for row in counts):
+                raise BadRecord(f"confusion.{mode} is not square.")
+        return self
+
+    @property
+    def modes(self) -> list[str]:
+        """Modes of this run in the order of the report."""
+        return [mode for mode in MODES if mode in self.accuracy]
+
+    @property
+    def learned(self) -> int:
+        """Tasks learned so far: all of them once the run is finished."""
+        return min((len(rows) for rows in self.matrix.values()), default=0)
+
+    def over_tasks(self, mode: str) -> list[float]:
+        """Average accuracy over the tasks seen so far, after each task (the paper's Fig. 3)."""
+        return [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(self.matrix.get(mode, []))]
+
+
+class Bounds(Part, allow_inf_nan=True):
+    taskwise: list[Number] = []
+    forgetting: list[Number] = []
+    taskwise_canonical: list[Number] = []
+    ft_loss_canonical: Number = None
+
+
+class Measured(Part, allow_inf_nan=True):
+    gradient_sq_mean: list[Number] = []
+    loss_increase: list[Number] = []
+
+
+class Geometry(Record, allow_inf_nan=True):
+    """`geometry.json`: the measured ρ̂ and β̂ of Assumptions 4 and 5, and the bounds they give, which may be infinite."""
+
+    threshold: Number = None
+    rho: list[Number]
+    rho_mean: list[Number]
+    beta: list[list[Number]]
+    beta_bar: Number = None
+    gradient_bound_G2: Number = None
+    smoothness_L: Number = None
+    canonical_lr: Number = None
+    ft_loss: Number = None
+    bounds: Bounds = Bounds()
+    measured: Measured = Measured()
+
+    @model_validator(mode="after")
+    def _beta_is_square(self) -> "Geometry":
+        if any(len(row) > len(self.beta) for row in self.beta):
+            raise BadRecord("beta has a row that is too long.")
+        return self

@@ -1,0 +1,77 @@
+"""What a run is about, without its data: classes, tasks, how images look to the model, how answers are made.
+
+`plan.json` in the run folder is this record. With it the tensors of the folder answer alone: whoever loads them needs
+neither the training data nor the training settings.
+"""
+
+from functools import cached_property
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedprotip.settings import ModelSettings, Section
+from fedprotip.stream.transforms import enlarge
+
+Options = dict[str, bool | int | float | str]
+Shape = tuple[int, int, int]
+"""(channels, height, width)"""
+
+
+class WayPlan(Section):
+    """A router and the expert that answers once it has spoken, both by name."""
+
+    router: str
+    expert: str
+    hard: bool = Field(True, description="The best task alone counts; else log p(task) and log p(class | task) add up.")
+    options: Options = Field({}, description="Of the router.")
+
+
+class Answering(Section):
+    """How samples are answered: names that `inference/` has builders for."""
+
+    experts: dict[str, Options] = Field(
+        {"heads": {}}, description="With their options; the first is the model's own, for modes aware and agnostic."
+    )
+    ways: dict[str, WayPlan] = Field({}, description="By name; without any no task is predicted.")
+    chosen: str = Field("", description="The way of modes single and batch64; the others are reported beside it.")
+
+
+class Pixels(Section):
+    """How images look to the model."""
+
+    shape: Shape
+    given: Shape = Field(description="Of the dataset's own images; they are brought to `shape`.")
+    mean: tuple[float, ...] = Field(description="Of every channel or of all, for values from 0 to 1; likewise std.")
+    std: tuple[float, ...]
+
+    def normalised(self, scaled: Tensor) -> Tensor:
+        """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
+        if scaled.shape[1:] != self.shape:
+            scaled = enlarge(scaled, self.shape[1])
+        mean, std = self._scale
+        return (scaled - mean) / std
+
+    @cached_property
+    def _scale(self) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.mean).view(1, -1, 1, 1), torch.tensor(self.std).view(1, -1, 1, 1)
+
+
+class TaskPlan(Section):
+    """One task: its name and its classes (global labels, in the order of its head)."""
+
+    name: str
+    classes: tuple[int, ...]
+
+
+class Plan(Section):
+    """All that answers need beside tensors."""
+
+    classes: tuple[str, ...] = Field(description="Names of the global labels.")
+    tasks: tuple[TaskPlan, ...]
+    scenario: Literal["class", "domain"]
+    pixels: Pixels
+    model: ModelSettings = Field(description="What rebuilds the backbone; its weights are a file of the run folder.")
+    seed: int
+    answering: Answering

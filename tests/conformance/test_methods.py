@@ -1,0 +1,183 @@
+"""What every method must stand, without a line of test of its own: registered methods, and two from files of their own.
+
+Killed and resumed = uninterrupted; `local` = `pool` = `apart`; the order of clients changes nothing; every message that
+crossed is in the ledger with its size; bad clients are left out and named.
+"""
+
+import json
+from importlib import import_module
+
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.federation.client import Client
+from fedprotip.federation.engines.apart import ApartEngine
+from fedprotip.federation.engines.local import LocalEngine
+from fedprotip.messages import Message
+from fedprotip.methods import base
+from fedprotip.settings import KNOWN
+from tests.small import quick, results, small
+
+REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
+OWN = {"replay": "tests.conformance.methods.replay", "dream": "tests.conformance.methods.dream"}
+METHODS = [*REGISTERED, *OWN]
+CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
+"""Three of four train in a round; from task to task some leave and some join."""
+
+
+@pytest.fixture(autouse=True)
+def _own_methods(monkeypatch):
+    """Methods from files of their own are known in these tests only."""
+    monkeypatch.setattr(base, "_methods", dict(base._methods))
+    monkeypatch.setitem(KNOWN, "method.name", dict(KNOWN["method.name"]))
+    for name, module in OWN.items():
+        cls = next(c for c in vars(import_module(module)).values() if getattr(c, "name", "") == name)
+        base.register(cls)
+    quick(monkeypatch)
+
+
+def settings(method, *overrides):
+    """A short run; a centralised method has one client."""
+    clients = {"count": 1} if method == "gpm" else CLIENTS
+    only = {"stream": {"tasks": 3, "task_size": 2}, "train": {"rounds": 2, "epochs": 1, "batch": 32, "lr": 0.05}}
+    return small(*overrides, method={"name": method}, clients=clients, **only)
+
+
+def run(folder, method, *overrides):
+    fedprotip.run(settings(method, *overrides), out=folder)
+    return everything(folder)
+
+
+def everything(folder):
+    """Artefacts, metrics, ledger and events."""
+    return results(folder) | {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_engines_give_the_same_bytes(tmp_path, method):
+    local = run(tmp_path / "local", method)
+    for engine in ("apart", "pool"):
+        assert run(tmp_path / engine, method, f"run.engine={engine}") == local
+
+
+def stop(monkeypatch, question):
+    """Let the answer to the n-th question of a run stop everything, as a kill would."""
+    seen = []
+    for cls, verb in ((Client, "handle"), (LocalEngine, "_answer")):
+        original = getattr(cls, verb)
+
+        def counted(self, *arguments, original=original):
+            answer = original(self, *arguments)
+            seen.append(1)
+            if len(seen) == question:
+                raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(cls, verb, counted)
+    return seen
+
+
+@pytest.mark.parametrize("engine", ["local", "apart"])
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_resumed_is_uninterrupted(tmp_path, monkeypatch, method, engine):
+    """The kill comes after a client has answered and stored its state, and before the server has."""
+    with monkeypatch.context() as patch:
+        questions = stop(patch, 0)
+        whole = run(tmp_path / "whole", method, f"run.engine={engine}", "run.checkpoint=2")
+    for part in (0.3, 0.62, 0.95):
+        folder = tmp_path / f"{part}"
+        with monkeypatch.context() as patch:
+            stop(patch, int(part * len(questions)))
+            with pytest.raises(KeyboardInterrupt):
+                run(folder, method, f"run.engine={engine}", "run.checkpoint=2")
+        fedprotip.resume(folder)
+        assert everything(folder) == whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_message_that_crossed_is_in_the_ledger(tmp_path, monkeypatch, method):
+    """Counted from the bytes themselves, at the door of every client."""
+    crossed, original = [], Client.handle
+
+    def handle(self, parcel):
+        reply = original(self, parcel)
+        crossed.extend(("down", message.kind, Message.from_bytes(message.to_bytes()).nbytes) for message in parcel)
+        crossed.append(("up", reply.kind, reply.nbytes))
+        return reply
+
+    monkeypatch.setattr(Client, "handle", handle)
+    run(tmp_path / "r", method, "run.engine=apart")
+    lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text().splitlines()]
+    assert [(line["direction"], line["kind"], line["bytes"]) for line in lines] == crossed
+    sums = json.loads((tmp_path / "r" / "summary.json").read_text())["bytes"]
+    assert sum(size for _, _, size in crossed) == sum(sum(kinds.values()) for kinds in sums.values())
+
+
+@pytest.mark.parametrize("cls", [LocalEngine, ApartEngine])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "gpm"])
+def test_the_order_in_which_clients_work_changes_nothing(tmp_path, monkeypatch, method, cls):
+    """The last client works first; replies are handed over in the order of clients, as every engine must."""
+    engine, original = "local" if cls is LocalEngine else "apart", cls.ask
+    plain = run(tmp_path / "plain", method, f"run.engine={engine}")
+
+    def backwards(self, requests):
+        replies = [reply for request in list(requests)[::-1] for reply in original(self, [request])]
+        yield from replies[::-1]
+
+    monkeypatch.setattr(cls, "ask", backwards)
+    assert run(tmp_path / "backwards", method, f"run.engine={engine}") == plain
+
+
+def nothing(message):
+    raise RuntimeError("the disk of this client is full")
+
+
+def nan(message):
+    tensors = {n: t.clone() for n, t in message.tensors.items()}
+    for tensor in tensors.values():
+        if tensor.is_floating_point() and tensor.numel():
+            tensor.view(-1)[0] = torch.nan
+    return Message(message.kind, tensors, {name: float("nan") for name in message.meta})
+
+
+def other_kind(message):
+    return Message("knowledge", message.tensors, message.meta)
+
+
+def other_shape(message):
+    shapes = {name: torch.cat([tensor.reshape(-1), tensor.reshape(-1)[:1]]) for name, tensor in message.tensors.items()}
+    return Message(message.kind, shapes or {"more": torch.zeros(1)}, message.meta)
+
+
+def other_names(message):
+    return Message(
+        message.kind, {f"{name}.": tensor for name, tensor in message.tensors.items()} or {"x": torch.ones(1)}
+    )
+
+
+FAULTS = {fault.__name__: fault for fault in (nothing, nan, other_kind, other_shape, other_names)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "gpm"])
+def test_a_bad_client_is_left_out_and_named(tmp_path, monkeypatch, method, fault):
+    """Client 1 answers every question but the first badly; the others go on as if it had failed."""
+    original = ApartEngine._deliver
+
+    def deliver(self, client, parcel):
+        reply = original(self, client, parcel)
+        return FAULTS[fault](reply) if client == 1 and reply.kind != "presence" else reply
+
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    summary = fedprotip.run(settings(method, "run.engine=apart", "stream.tasks=2"), out=tmp_path / "r")
+    assert summary["tasks"] == 2
+    events = [json.loads(line) for line in (tmp_path / "r" / "events.jsonl").read_text().splitlines()]
+    failures = [event for event in events if event["event"] == "failure"]
+    assert failures
+    assert {event["client"] for event in failures} == {1}
+    assert summary["failures"]["count"] == len(failures)
+    lines = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text().splitlines()]
+    ups = [line for line in lines if line["client"] == 1 and line["direction"] == "up" and line["kind"] != "presence"]
+    assert all(line["status"] == "rejected" for line in ups)
+    assert bool(ups) == (fault != "nothing")

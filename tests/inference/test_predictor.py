@@ -1,0 +1,223 @@
+"""A run folder answers alone, as its own evaluation did."""
+
+import shutil
+
+import pytest
+import torch
+
+import fedprotip
+from fedprotip.evaluation.portions import draw_groups
+from fedprotip.methods import base
+from fedprotip.settings import KNOWN, load
+from fedprotip.stream import build_stream
+from fedprotip.stream import stream as streams
+from tests.small import quick, small
+
+SETTINGS = {
+    "stream": {"tasks": 3, "task_size": 2},
+    "clients": {"count": 3, "held_back": 0.15},
+    "model": {"name": "mlp", "width": 64, "depth": 2},
+    "train": {"rounds": 4, "epochs": 3, "lr": 0.1, "batch": 16},
+    "method": {"rank_rule": "energy", "threshold": 0.98},
+}
+SCENARIOS = {
+    "classes": {"stream": {"tasks": 3, "task_size": 2}},
+    "overlap": {"stream": {"tasks": 3, "task_size": 3, "overlap": 1}, "data": {"size": 9}},
+    "domains": {"stream": {"scenario": "domain", "tasks": 2, "domains": "permute", "task_size": 0}},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("asked") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        return path, fedprotip.run(SETTINGS, out=path)
+
+
+@pytest.fixture(scope="module")
+def predictor(run):
+    return fedprotip.load(run[0])
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return build_stream(load(SETTINGS | {"stream": {"tasks": 5, "task_size": 2}}))
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """The folder somewhere else, to be spoiled."""
+    return shutil.copytree(run[0], tmp_path / "copied")
+
+
+def images_of(stream, task, count=60):
+    """Test images of a task as they are before any normalisation, and the names of their classes."""
+    chosen = torch.from_numpy(stream.tasks[task].test[:count])
+    labels = [stream.dataset.classes[int(label)] for label in stream.dataset.test_labels[chosen]]
+    return stream._shift(stream.dataset.test_images[chosen], task), labels
+
+
+def share(answers, labels):
+    return sum(answer.label == label for answer, label in zip(answers, labels, strict=True)) / len(labels)
+
+
+def possible(method, **sections):
+    """Small settings that a method accepts: with several clients, or else with one."""
+    for count in (3, 1):
+        settings = small(method={"name": method}, clients={"count": count}, **sections)
+        try:
+            base.create_method(settings)
+        except fedprotip.UsageError:
+            continue
+        return settings
+    pytest.skip(f"{method} does not run in this scenario")
+
+
+def unreachable(*args, **kwargs):
+    raise AssertionError("training data or a method was asked for")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("method", sorted(KNOWN["method.name"]))
+def test_a_copied_folder_without_the_data_answers_as_the_evaluation_did(tmp_path, monkeypatch, method, scenario):
+    quick(monkeypatch)
+    settings = possible(method, **SCENARIOS[scenario])
+    accuracy = fedprotip.run(settings, out=tmp_path / "run")["accuracy"]
+    stream = build_stream(settings)
+    asked = [images_of(stream, task, 10_000) for task in range(len(stream.tasks))]
+    for name in ("manifest.json", "plan.json", *(path.name for path in (tmp_path / "run").glob("*.safetensors"))):
+        (tmp_path / "copied").mkdir(exist_ok=True)
+        shutil.move(tmp_path / "run" / name, tmp_path / "copied" / name)
+    shutil.rmtree(tmp_path / "run")
+    monkeypatch.setattr(streams, "load_dataset", unreachable)
+    monkeypatch.setattr(base, "_methods", {})
+
+    predictor = fedprotip.load(tmp_path / "copied")
+    inference, found = predictor.inference, {mode: [] for mode in accuracy}
+    for task, (images, labels) in enumerate(asked):
+        numbers = torch.tensor([predictor.plan.classes.index(label) for label in labels])
+        heard = predictor.hear(images)
+        found["aware"].append(share(predictor.predict(images, task=task), labels))
+        found["agnostic"].append((inference.agnostic(heard) == numbers).double().mean().item())
+        if inference.ways:
+            found["single"].append(share(predictor.predict(images), labels))
+            routed = inference.route(heard, inference.chosen, draw_groups(task, len(images), settings))
+            found["batch64"].append((routed.labels == numbers[routed.samples]).double().mean().item())
+        else:
+            assert share(predictor.predict(images), labels) == found["agnostic"][-1]
+    assert {mode: sum(100 * value for value in values) / len(asked) for mode, values in found.items()} == accuracy
+
+
+def test_every_answer_says_how_sure_it_is(predictor, stream):
+    answers = predictor.predict(images_of(stream, 1)[0])
+    assert all(0 < answer.probability <= 1.001 for answer in answers)
+    assert all(answer.probability <= answer.task_probability + 1e-4 for answer in answers)
+    assert len({answer.probability for answer in answers}) > 10
+
+
+def test_digits_that_were_never_learned_look_unusual(predictor, stream):
+    known = torch.tensor([answer.unusual for answer in predictor.predict(images_of(stream, 0)[0])])
+    unknown = torch.tensor([answer.unusual for answer in predictor.predict(images_of(stream, 4)[0])])
+    assert known.min() >= 0
+    assert unknown.max() <= 1
+    assert unknown.mean() > known.mean() + 0.2
+
+
+@pytest.mark.parametrize("router", ["fused", "cosine"])
+def test_images_that_come_together_help_each_other(predictor, stream, router, tmp_path, monkeypatch):
+    if router == "cosine":
+        quick(monkeypatch)
+        fedprotip.run(SETTINGS, ["method.router=cosine"], out=tmp_path / "cosine")
+        predictor = fedprotip.load(tmp_path / "cosine")
+    images, labels = images_of(stream, 1)
+    together = predictor.predict(images, together=True)
+    assert share(together, labels) >= share(predictor.predict(images), labels)
+    assert {answer.task for answer in together} == {1}
+
+
+def test_whoever_knows_the_task_gets_answers_of_it(predictor, stream):
+    images, _ = images_of(stream, 0)
+    answers = predictor.predict(images, task=2)
+    assert {answer.label for answer in answers} <= {"4", "5"}
+    assert {(answer.task, answer.task_probability) for answer in answers} == {(2, 1.0)}
+    with pytest.raises(fedprotip.UsageError, match=r"task = 3: this run has learned the tasks 0 to 2\."):
+        predictor.predict(images, task=3)
+
+
+def test_asking_once_is_loading_and_predicting(run, predictor, stream):
+    images, _ = images_of(stream, 1, 5)
+    assert fedprotip.ask(run[0], images) == predictor.predict(images) == predictor.predict(images.float())
+
+
+def test_many_images_pass_in_parts(predictor, stream, monkeypatch):
+    images, _ = images_of(stream, 1)
+    whole = predictor.predict(images)
+    monkeypatch.setattr("fedprotip.inference.predictor.TOGETHER", 7)
+    assert [answer.label for answer in predictor.predict(images)] == [answer.label for answer in whole]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (0, 1, 8, 8), (8, 8), (2, 1, 9, 8)])
+def test_images_of_another_shape_are_refused(predictor, shape):
+    with pytest.raises(fedprotip.UsageError, match=r"needs \(n, 1, 8, 8\)"):
+        predictor.predict(torch.zeros(shape))
+
+
+# Loading
+
+
+@pytest.mark.parametrize("name", ["plan.json", "model", "subspaces", "references", "statistics", "calibration"])
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_a_file_that_is_not_the_one_of_the_run_is_named_and_not_used(copied, name, how):
+    path = copied / (name if "." in name else f"{name}.safetensors")
+    if how == "missing":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # also within the numbers of a tensor, where nothing else would notice
+        path.write_bytes(data)
+    words = {"changed": "was changed since the run ended", "missing": "cannot be read"}[how]
+    with pytest.raises(fedprotip.RunError, match=rf"{path.name} {words}") as error:
+        fedprotip.load(copied)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_is_not_finished_says_so(copied):
+    folder = fedprotip.api.RunFolder.open(copied)
+    folder.write_manifest("running", folder.manifest()["settings"])
+    with pytest.raises(fedprotip.UsageError, match="not finished; finish it first with: fedprotip resume"):
+        fedprotip.load(copied)
+
+
+def test_a_run_of_an_early_version_says_so(copied):
+    folder = fedprotip.api.RunFolder.open(copied)
+    (copied / "plan.json").unlink()
+    folder.write_manifest("finished", folder.manifest()["settings"])
+    with pytest.raises(fedprotip.UsageError, match=r"has no plan\.json: it is of an early version"):
+        fedprotip.load(copied)
+
+
+def test_a_plan_of_another_version_says_what_it_does_not_know(copied):
+    folder = fedprotip.api.RunFolder.open(copied)
+    plan = folder.read_json("plan.json")
+    folder.write_json("plan.json", plan | {"model": plan["model"] | {"wings": 2}})
+    folder.write_manifest("finished", folder.manifest()["settings"])
+    with pytest.raises(fedprotip.RunError, match=r"plan\.json is of another version: model\.wings: .*\.$"):
+        fedprotip.load(copied)
+
+
+def test_a_backbone_that_is_not_registered_here_or_is_another_one_is_a_sentence(tmp_path, monkeypatch):
+    from fedprotip.models import heads, register
+
+    quick(monkeypatch)
+    monkeypatch.setitem(KNOWN, "model.name", dict(KNOWN["model.name"]))
+    monkeypatch.setattr(heads, "_builders", dict(heads._builders))
+    register("mine")(lambda settings, shape: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 12)))
+    fedprotip.run(small("train.rounds=1", model={"name": "mine"}), out=tmp_path / "r")
+    assert fedprotip.load(tmp_path / "r").network.features == 12
+    register("mine")(lambda settings, shape: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 13)))
+    with pytest.raises(fedprotip.UsageError, match=r"'mine' as it is registered .* is not the backbone of the run"):
+        fedprotip.load(tmp_path / "r")
+    del heads._builders["mine"]
+    with pytest.raises(fedprotip.UsageError, match=r"'mine' is not registered .* first import what calls"):
+        fedprotip.load(tmp_path / "r")
