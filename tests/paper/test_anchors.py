@@ -186,7 +186,7 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
         "peak_gpu_mb": None,
         "geometry": {"rho_mean": [None, 0.5], "beta_bar": 0.1},
     }
-    always = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 5, "seed": 0, "curve": {}}
+    always = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 5, "seed": 0, "bytes": {}, "curve": {}}
     found = figures(CellSummary.model_validate(summary | always))
     assert found[find(table=14, dataset="cifar100", task=2)[0].figure] == 0.9
     assert found[find(table=9, kind="basis", task=1)[0].figure] == 4.0

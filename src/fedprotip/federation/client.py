@@ -40,7 +40,7 @@ class Client:
         everything anew.
         """
         ask = Ask.of(parcel[0])
-        if not self._stand_at(ask.since):
+        if not self._stand_at(ask.since, ask.step):
             return Message(LOST, meta={"since": ask.since})
         for message in parcel[1:]:
             self._take(message, ask)
@@ -69,11 +69,11 @@ class Client:
         if self._cache:
             self._cache.close()
 
-    def _stand_at(self, since: int | None) -> bool:
+    def _stand_at(self, since: int | None, step: int) -> bool:
         """Whether this client holds what it was told up to question `since`; None: it is told everything anew."""
         if since is None:
             self._site = None
-            self._folder.keep_private()
+            self._folder.keep_private(before=step)
             return True
         if self._site is not None and self._step == since:
             return True

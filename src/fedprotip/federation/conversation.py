@@ -6,10 +6,14 @@ from typing import Any
 from fedprotip.federation.aggregate import combine
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Journal
-from fedprotip.federation.parcels import Reply
-from fedprotip.federation.server import Server
-from fedprotip.messages import BadMessage, Message, Parcel
+from fedprotip.federation.parcels import Reply, Request
+from fedprotip.federation.server import Direction, Server
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Exchange
+from fedprotip.store.events import Remark
+
+Crossed = dict[int, list[tuple[Direction, Message]]]
+"""Client → what crossed for the question under way, but for the reply."""
 
 
 def converse(
@@ -21,9 +25,13 @@ def converse(
     if exchange.who == "nobody":
         server.digest(exchange, None)
         return used
-    sent: dict[int, Parcel] = {client: [] for client in server.clients(exchange, round_)}
-    requests = (server.request(client, exchange, round_, sent[client].extend) for client in list(sent))
-    replies = entered(engine.ask(requests), sent, server, journal, round_)
+    crossed: Crossed = {client: [] for client in server.clients(exchange, round_)}
+
+    def request(client: int) -> Request:
+        return server.request(client, exchange, round_, lambda way, message: crossed[client].append((way, message)))
+
+    requests = map(request, list(crossed))
+    replies = entered(engine.ask(requests), crossed, server, journal, round_)
     checked = usable(replies, server, journal, exchange, round_, used)
     combined = combine(exchange, checked, server.site)
     if combined is not None:
@@ -34,15 +42,19 @@ def converse(
 
 
 def entered(
-    replies: Iterator[Reply], sent: dict[int, Parcel], server: Server, journal: Journal, round_: int | None
+    replies: Iterator[Reply], crossed: Crossed, server: Server, journal: Journal, round_: int | None
 ) -> Iterator[Reply]:
-    """The same replies; what was sent for each of them is entered into the ledger when it is its turn.
+    """The same replies; what crossed before each of them is entered into the ledger when it is its turn.
 
     However far ahead an engine works, the ledger has the order of clients.
     """
+    task = server.site.task
     for reply in replies:
-        for message in sent.pop(reply.client):
-            journal.message(server.progress, "down", reply.client, server.site.task, round_, message)
+        for way, message in crossed.pop(reply.client):
+            journal.message(server.progress, way, reply.client, task, round_, message.kind, message.nbytes)
+            if way == "up":
+                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
+                journal.event(Remark(event="lost", task=task, client=reply.client, text=text))
         yield reply
 
 
@@ -64,7 +76,8 @@ def usable(
         last, refused = reply.client, reply.error
         if reply.message is not None:
             refused = _refusal(reply.message, exchange, server)
-            journal.message(server.progress, "up", reply.client, task, round_, reply.message, rejected=refused)
+            size = reply.message.nbytes  # under the name of what was asked: a client cannot fill the ledger with others
+            journal.message(server.progress, "up", reply.client, task, round_, exchange.name, size, refused)
         if refused or reply.message is None:
             journal.failure(server.progress, reply.client, task, round_, refused)
             continue
@@ -82,4 +95,6 @@ def _refusal(message: Message, exchange: Exchange, server: Server) -> str:
         exchange.check(message, server.site)
     except BadMessage as error:
         return str(error)
+    except Exception as error:  # whatever a client sends, it must not stop the server
+        return f"it cannot be checked ({type(error).__name__}: {error})"
     return ""

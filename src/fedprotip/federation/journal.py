@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Literal
 
 from fedprotip.federation.server import Progress, Server
-from fedprotip.messages import Message
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import Absent, Event, Failure, Observer
 from fedprotip.store.files import Tensors
@@ -37,7 +36,8 @@ class Journal:
         client: int,
         task: int,
         round_: int | None,
-        message: Message,
+        kind: str,
+        size: int,
         rejected: str = "",
     ) -> None:
         """Enter one message into the ledger; totals count everything that was sent, used or not."""
@@ -46,8 +46,8 @@ class Journal:
             round=round_,
             client=client,
             direction=direction,
-            kind=message.kind,
-            bytes=message.nbytes,
+            kind=kind,
+            bytes=size,
             status="rejected" if rejected else "ok",
             reason=rejected,
         )

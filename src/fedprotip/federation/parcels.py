@@ -36,8 +36,8 @@ class Request:
 
     client: int
     parcel: Parcel
-    anew: Callable[[], Parcel]
-    """The same question with everything a client needs, for one that has lost what it was told."""
+    anew: Callable[[Message], Parcel]
+    """The same question with everything a client needs, for one that says it has lost what it was told."""
 
 
 @dataclass(frozen=True)

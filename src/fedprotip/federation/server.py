@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from fedprotip.store.files import Tensors
 from fedprotip.stream import Stream
 from fedprotip.stream.plan import Plan
 
-Log = Callable[[Parcel], object]
-"""Told of every parcel that goes to a client."""
+Direction = Literal["up", "down"]
+Log = Callable[[Direction, Message], None]
+"""Told of every message that crosses for a question, but for the reply."""
 
 
 @dataclass
@@ -107,10 +108,12 @@ class Server:
 
         def parcel() -> Parcel:
             messages = self._parcel(str(client), exchange, round_)
-            log(messages)
+            for message in messages:
+                log("down", message)
             return messages
 
-        def anew() -> Parcel:
+        def anew(lost: Message) -> Parcel:
+            log("up", lost)
             for told in (self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows):
                 told.pop(str(client), None)
             return parcel()

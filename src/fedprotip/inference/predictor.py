@@ -7,7 +7,6 @@ for answer in predictor.predict(images):
 """
 
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from fedprotip.errors import RunError, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
 from fedprotip.models import Network, new_network
+from fedprotip.models.state import full_state, load_state
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.stream.plan import Plan
@@ -128,19 +128,17 @@ def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answ
     return load(folder).predict(images, together)
 
 
-@torch.no_grad()
 def _filled(plan: Plan, weights: Tensors) -> Network:
     """The network that a plan describes, with these weights."""
     network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
     for index, task in enumerate(plan.tasks):
         network.add_head(task.classes, plan.seed, index)
-    own = dict(chain(network.named_parameters(), network.named_buffers()))
+    own = full_state(network)
     unlike = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     if wrong := sorted(unlike | (own.keys() ^ weights.keys())):
         raise UsageError(
             f"model.name = {plan.model.name!r} as it is registered in this process is not the backbone of the run: "
             f"{wrong[0]} differs."
         )
-    for name, tensor in own.items():
-        tensor.copy_(weights[name])
+    load_state(network, weights)
     return network.eval()

@@ -16,7 +16,7 @@ from fedprotip.errors import RunError
 from fedprotip.report.files import save
 from fedprotip.report.rundata import RunData, average
 from fedprotip.store.records import Number
-from fedprotip.store.results import MODES, Router
+from fedprotip.store.results import MODES, RouterFigures
 
 Cell = str | int | float | None
 
@@ -57,7 +57,7 @@ def routing(run: RunData) -> Table:
 
 def routers(run: RunData) -> Table:
     """Accuracy (%) and share of right decisions of every router."""
-    columns = list(Router.model_fields)
+    columns = list(RouterFigures.model_fields)
     rows: list[list[Cell]] = [[name, *router.model_dump().values()] for name, router in run.summary.routers.items()]
     return Table("routers", ["router", *columns], rows)
 

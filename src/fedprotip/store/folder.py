@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
+from fedprotip.store.files import Tensors, hash_of, hash_of_file, serialise, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
 from fedprotip.store.records import DataRecord, Manifest, read_json, read_record
 from fedprotip.store.results import Summary
@@ -61,7 +61,6 @@ class RunFolder:
         self._objects = ObjectFolder(self._checkpoints / "objects")
         self._step = 0
         self._named: dict[int, set[str]] = {}  # objects that each kept checkpoint names
-        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     @classmethod
     def create(cls, path: Path, settings_toml: str) -> "RunFolder":
@@ -205,7 +204,7 @@ class RunFolder:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
         index = {
             "state": dict(state),
-            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
+            "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
             "clients": store.flush(),
             "logs": {log: _synced_size(self.path / log) for log in LOGS},
         }
@@ -216,15 +215,6 @@ class RunFolder:
         self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
         self._named[self._step] = names
         self._clean()
-
-    def _save(self, group: str, tensors: Tensors) -> str:
-        """The object of a group; one that nobody has written to since the last checkpoint is not even read."""
-        now, saved = marks(tensors), self._saved.get(group)
-        if saved and saved[0] == now and self._objects.has(saved[2]):
-            return saved[2]
-        name = self._objects.write(tensors)
-        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
-        return name
 
     def restore(
         self, store: ClientStore, warn: Callable[[str], None]

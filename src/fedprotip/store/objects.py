@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedprotip.errors import RunError
-from fedprotip.store.files import Tensors, hash_of, hash_of_file, serialise, write_atomic
+from fedprotip.store.files import Marks, Tensors, hash_of, hash_of_file, marks, serialise, write_atomic
 
 
 class ObjectFolder:
@@ -19,6 +19,7 @@ class ObjectFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._mirror = path.with_name(path.name + "-copy")
+        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     def create(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -30,6 +31,15 @@ class ObjectFolder:
         name = hash_of(data)
         if not self.has(name):
             write_atomic(self.path / name, data)
+        return name
+
+    def write_group(self, group: str, tensors: Tensors) -> str:
+        """The same for tensors that are saved again and again: if nobody has written to them they are not even read."""
+        now, saved = marks(tensors), self._saved.get(group)
+        if saved and saved[0] == now and self.has(saved[2]):
+            return saved[2]
+        name = self.write(tensors)
+        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
         return name
 
     def has(self, name: str) -> bool:

@@ -28,7 +28,7 @@ class Routing(Part):
         return {mode: shares for mode, shares in found.items() if shares}
 
 
-class Router(Part):
+class RouterFigures(Part):
     """Accuracy (%) and share of right decisions of one way to find the task."""
 
     single: Number = None
@@ -89,7 +89,7 @@ class Summary(Record):
     accuracy: dict[str, float]
     forgetting: dict[str, float]
     routing: Routing = Routing()
-    routers: dict[str, Router] = {}
+    routers: dict[str, RouterFigures] = {}
     confidence: Confidence = Confidence()
     unknown: dict[str, Number] = {}
     sweeps: Sweeps = Sweeps()

@@ -5,13 +5,13 @@ question since then, and goes back too. What did not change between two question
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
-from fedprotip.store.clients import ClientStore
-from fedprotip.store.files import Marks, Tensors, marks, write_atomic
+from fedprotip.store.clients import ClientStore, StoreError
+from fedprotip.store.files import Tensors, write_atomic
 from fedprotip.store.objects import ObjectFolder, sealed, unsealed
 
 
@@ -23,7 +23,6 @@ class SiteFolder:
         self._objects = ObjectFolder(path / "objects")
         self._objects.create()
         self.store = ClientStore(self._objects, budget_mb * 2**20)
-        self._saved: dict[str, tuple[Marks, Tensors, str]] = {}  # group → as it was last saved, and its object
 
     def steps(self) -> list[int]:
         """The questions whose states are here, in order."""
@@ -31,12 +30,15 @@ class SiteFolder:
 
     def save(self, step: int, state: Mapping[str, Any], groups: Mapping[str, Tensors], keep: int) -> None:
         """The state after a question; those older than the newest one up to `keep` are forgotten."""
-        index = {
-            "state": dict(state),
-            "groups": {name: self._save(name, tensors) for name, tensors in groups.items()},
-            "private": self.store.flush(),
-        }
-        write_atomic(self._place(step), sealed(index))
+        try:
+            index = {
+                "state": dict(state),
+                "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
+                "private": self.store.flush(),
+            }
+            write_atomic(self._place(step), sealed(index))
+        except OSError as error:
+            raise StoreError(error.errno, error.strerror) from error
         needed = max((old for old in self.steps() if old <= keep), default=0)
         self._forget(lambda old: old < needed)
 
@@ -46,25 +48,32 @@ class SiteFolder:
         What came after that question is forgotten: the server has gone back and asks anew.
         """
         index = self._index(step)
-        if index is None:
+        if index is None or not self._intact([*index["groups"].values(), *index["private"].values()]):
             return None
-        try:
-            groups = {name: self._objects.read(name_of) for name, name_of in index["groups"].items()}
-            self._objects.verify(index["private"].values())
-        except (RunError, OSError):
-            return None
+        groups = {name: self._objects.read(name_of) for name, name_of in index["groups"].items()}
         self._forget(lambda other: other > step)
         self.store.restore(index["private"])
         return index["state"], groups
 
-    def keep_private(self) -> bool:
-        """Take up the newest private state there is, for a site whose server no longer knows what it was told."""
+    def keep_private(self, before: int) -> None:
+        """Take up the newest good private state of a question before this one, and forget what came later.
+
+        For a site that is told everything anew. A server that begins again has no such question: then nothing is kept.
+        """
+        self._forget(lambda step: step >= before)
         for step in reversed(self.steps()):
             index = self._index(step)
-            if index is not None:
+            if index is not None and self._intact(index["private"].values()):
                 self.store.restore(index["private"])
-                return bool(index["private"])
-        return False
+                return
+        self.store.restore({})
+
+    def _intact(self, names: Iterable[str]) -> bool:
+        try:
+            self._objects.verify(names)
+        except (RunError, OSError):
+            return False
+        return True
 
     def _index(self, step: int) -> dict[str, Any] | None:
         try:
@@ -72,15 +81,7 @@ class SiteFolder:
         except (RunError, OSError, ValueError):
             return None
 
-    def _save(self, group: str, tensors: Tensors) -> str:
-        now, saved = marks(tensors), self._saved.get(group)
-        if saved and saved[0] == now and self._objects.has(saved[2]):
-            return saved[2]
-        name = self._objects.write(tensors)
-        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
-        return name
-
-    def _forget(self, which: Any) -> None:
+    def _forget(self, which: Callable[[int], bool]) -> None:
         gone = [step for step in self.steps() if which(step)]
         if not gone:
             return

@@ -17,7 +17,7 @@ from torch import nn
 import fedprotip
 from fedprotip.errors import RunError, UsageError
 from fedprotip.federation.engines import pool as workers
-from fedprotip.federation.engines.pool import PoolEngine, Worker, fingerprint, useful_workers
+from fedprotip.federation.engines.pool import PoolEngine, Worker, likeness, useful_workers
 from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
 from fedprotip.models import build_network
@@ -162,7 +162,7 @@ def test_no_more_workers_than_clients_of_a_task():
 
 def test_another_dataset_or_method_is_recognised():
     def of(settings):
-        return fingerprint(settings, build_stream(settings))
+        return likeness(settings, build_stream(settings))
 
     assert of(small()) == of(small("run.threads=2"))
     others = [small(method={"name": "fedavg"}), small(model={"width": 25}), small(data={"train_limit": 50})]
@@ -203,9 +203,9 @@ def broken(monkeypatch):
 
 
 def test_a_failing_client_is_left_out_as_in_one_process(tmp_path, broken):
-    broken(ValueError("the scanner of this hospital is off"))
+    broken(OSError("the disk of this hospital is full"))
     one, other = run(tmp_path / "alone", small(), 0), run(tmp_path / "workers", small(), 1)
-    assert one["summary"]["failures"]["by_reason"] == {"ValueError: the scanner of this hospital is off": 3}
+    assert one["summary"]["failures"]["by_reason"] == {"OSError: the disk of this hospital is full": 3}
     assert one == other
 
 

@@ -31,7 +31,7 @@ class ApartEngine:
 
     def _answer(self, request: Request) -> Message:
         reply = self._deliver(request.client, request.parcel)
-        return self._deliver(request.client, request.anew()) if reply.kind == LOST else reply
+        return self._deliver(request.client, request.anew(reply)) if reply.kind == LOST else reply
 
     def _deliver(self, client: int, parcel: Parcel) -> Message:
         if client not in self._clients:

@@ -28,6 +28,7 @@ from fedprotip.methods import create_method
 from fedprotip.models.heads import builder_of
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.settings import Settings, to_toml
+from fedprotip.store.clients import StoreError
 from fedprotip.store.files import hash_of
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.holdings import Holding
@@ -106,7 +107,7 @@ class PoolEngine:
             self._workers.append(Worker())
         for worker in self._workers:
             worker.send(json.dumps(what).encode())
-        mine = fingerprint(settings, self._stream)
+        mine = likeness(settings, self._stream)
         for worker in self._workers:
             _refuse_another_run(worker.receive(), mine)
 
@@ -132,7 +133,7 @@ class PoolEngine:
             _stop_if_told(head)
             message = Message.from_bytes(body) if "failed" not in head else None
             if message is not None and message.kind == LOST:
-                worker.ask(Request(request.client, request.anew(), request.anew))
+                worker.ask(Request(request.client, request.anew(message), request.anew))
             else:
                 answers[request.client] = Reply(request.client, message, head.get("failed", ""))
 
@@ -213,7 +214,7 @@ class Host:
         settings = settings_file.load(tomllib.loads(what["settings"]))
         method = create_method(settings)
         self.stream, self._folder = build_stream(settings), Path(what["clients"])
-        self.fingerprint = fingerprint(settings, self.stream)
+        self.likeness = likeness(settings, self.stream)
         share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})
         self._cache = PrefixCache(self.stream, share, Path(what["files"]), enabled=not method.sees_images)
         self._clients: dict[int, Client] = {}
@@ -227,7 +228,7 @@ class Host:
             resting.rest()
         try:
             return b"{}\n" + client.handle(unpack_parcel(data[8:])).to_bytes()
-        except (FedprotipError, OSError):
+        except (FedprotipError, StoreError):
             raise
         except Exception as error:  # a failing client must not stop the others
             return json.dumps({"failed": reason(error)}).encode() + b"\n"
@@ -240,7 +241,7 @@ def main(connection: Connection) -> None:
         torch.set_num_threads(what["threads"])
         try:
             host = Host(what)
-            connection.send_bytes(json.dumps({"fingerprint": host.fingerprint}).encode() + b"\n")
+            connection.send_bytes(json.dumps({"likeness": host.likeness}).encode() + b"\n")
             while True:
                 connection.send_bytes(host.answer(connection.recv_bytes()))
         except (EOFError, ConnectionError):
@@ -255,7 +256,7 @@ def modules_of(settings: Settings) -> list[str]:
     return sorted(name for name in named if not name.startswith("fedprotip."))
 
 
-def fingerprint(settings: Settings, stream: Stream) -> str:
+def likeness(settings: Settings, stream: Stream) -> str:
     """Recognises method, backbone and data, so that a worker that has built something else is noticed."""
     images, _ = stream.train_batch(0, stream.tasks[0].train[:8])
     shape, builder = stream.dataset.image_shape, builder_of(settings.model.name)
@@ -284,7 +285,7 @@ def _stop_if_told(head: dict[str, Any]) -> None:
 def _refuse_another_run(answer: tuple[dict[str, Any], bytes], mine: str) -> None:
     """A worker knows only what can be imported: what was registered elsewhere is missing or another there."""
     head = answer[0]
-    if head.get("fingerprint") == mine:
+    if head.get("likeness") == mine:
         return
     told = head.get("stopped", "it builds another method, model or dataset under the same name").rstrip(".")
     raise UsageError(
