@@ -105,7 +105,9 @@ class Client:
             site.known.update(message.tensors)
         elif message.kind == MODEL:
             site.grow(ask.task)
-            load_state(site.network, {n.removeprefix(START): t for n, t in message.tensors.items() if START in n})
+            load_state(
+                site.network, {n.removeprefix(START): t for n, t in message.tensors.items() if n.startswith(START)}
+            )
             self._begin(ask.task)
             news = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(START)}
             if news:

@@ -86,9 +86,9 @@ class RunFolder:
         raw = read_json(path / "manifest.json")
         if raw.get("format") not in ((FORMAT,) if to_continue else READABLE):
             maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
-            does = "continues" if to_continue else "reads"
+            does = f"continues format {FORMAT}" if to_continue else f"reads formats up to {FORMAT}"
             raise UsageError(
-                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does} format {FORMAT}; "
+                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does}; "
                 f"use the version that made it ({maker})."
             )
         return run
