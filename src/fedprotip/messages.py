@@ -27,6 +27,10 @@ LARGEST = sys.float_info.max
 """An integer of a message may be larger than any float; NaN and infinity are not at most this either."""
 
 
+SAMPLES = 2**40
+"""A client has no more samples than this: sums of such counts stay exact, and products with them finite."""
+
+
 class BadMessage(Exception):
     """A message that must not be used; the text says why."""
 

@@ -1,7 +1,9 @@
 """A client killed, robbed of its folder, sent back by its server or damaged: it goes on, or says that it cannot."""
 
+import gc
 import json
 import shutil
+import weakref
 
 import pytest
 
@@ -101,6 +103,27 @@ def test_a_resting_client_is_the_same_client(tmp_path, before_each, undisturbed)
     before_each(rest)
     fedprotip.run(small(APART), out=tmp_path / "r")
     assert results(tmp_path / "r") == results(undisturbed())
+
+
+def test_a_resting_client_holds_nothing(tmp_path, monkeypatch):
+    """Neither the model nor what its folder saved last or keeps at hand."""
+    alive = []
+    original = Client.handle
+
+    def handle(self, parcel):
+        reply = original(self, parcel)
+        alive[:] = [weakref.ref(parameter) for parameter in self._site.network.parameters()]
+        alive.extend(weakref.ref(t) for _, group, _ in self._folder._objects._saved.values() for t in group.values())
+        assert alive
+        assert self._folder.store.cached_bytes or parcel[0].meta["exchange"] != "statistics"
+        self.rest()
+        gc.collect()
+        assert not [ref for ref in alive if ref() is not None]
+        assert self._folder.store.cached_bytes == 0
+        return reply
+
+    monkeypatch.setattr(Client, "handle", handle)
+    assert fedprotip.run(small(APART, stream={"tasks": 1}), out=tmp_path / "r")["failures"]["count"] == 0
 
 
 MOMENTS = {

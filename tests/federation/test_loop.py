@@ -9,8 +9,12 @@ import pytest
 import torch
 
 import fedprotip
+from fedprotip.errors import RunError
 from fedprotip.federation.aggregate import Average
 from fedprotip.federation.engines.local import LocalEngine
+from fedprotip.messages import Message
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.fedavg import FedAvg
 from tests.sites import through
 from tests.small import results, small, tensors
 
@@ -305,7 +309,14 @@ def test_tied_weights_and_shared_modules_run_and_stay_protected(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "meta", [{}, {"samples": torch.nan, "loss": 1.0}, {"samples": 0, "loss": 1.0}, {"samples": "5"}]
+    "meta",
+    [
+        {},
+        {"samples": torch.nan, "loss": 1.0},
+        {"samples": 0, "loss": 1.0},
+        {"samples": "5"},
+        {"samples": 1e300, "loss": 1.0},
+    ],
 )
 def test_bad_metadata_is_rejected(tmp_path, train_with, meta):
     def changed(message, client, task, round_):
@@ -353,3 +364,100 @@ def test_a_client_that_comes_back_receives_what_it_missed(tmp_path):
     head, weights = 4 * (24 * 2 + 2), 4 * (64 * 24 + 24 * 24)
     assert [ln["kind"] for ln in first] == ["ask", "knowledge", "model"]
     assert first[2]["bytes"] == weights + head
+
+
+def test_losses_too_large_to_add_up_do_not_stop_the_run(tmp_path, train_with):
+    def changed(message, client, task, round_):
+        if client < 2:
+            message.meta["loss"] = int(1.7e308)
+        return message
+
+    train_with(changed)
+    summary = fedprotip.run(small(stream={"tasks": 1}), out=tmp_path / "r")
+    assert summary["failures"]["count"] == 0
+    assert [e["loss"] for e in events(tmp_path / "r", "round")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "meta", [{"samples": 10**5000}, {"more": object()}, {("a", "b"): 1}], ids=["huge", "odd", "key"]
+)
+def test_metadata_that_cannot_travel_is_the_fault_of_the_client(tmp_path, train_with, meta):
+    """Also where nothing travels."""
+
+    def changed(message, client, task, round_):
+        if client == 2:
+            message.meta.update(meta)
+        return message
+
+    train_with(changed)
+    summary = fedprotip.run(small(stream={"tasks": 1}), out=tmp_path / "r")
+    assert summary["failures"]["count"] == 3
+
+
+def test_metadata_is_what_it_is_after_a_journey():
+    """A method sees the same in every engine: lists and names, no tuples, no numbers as names."""
+    message = Message("any", meta={"pairs": [(1, 2)], 3: "three"})
+    there = Message.from_bytes(message.to_bytes()).meta
+    assert there == {"pairs": [[1, 2]], "3": "three"}
+
+
+@pytest.mark.parametrize("off", [50.0, -50.0])
+def test_a_moment_that_no_samples_have_does_not_stop_the_run(tmp_path, train_with, off):
+    def changed(message, client, task, name):
+        if client == 2 and name in ("start", "statistics"):
+            message.tensors["moment"] = message.tensors["moment"].clone()
+            message.tensors["moment"][1] = off * message.tensors["moment"].abs().max()
+        return message
+
+    train_with(changed, "summarise")
+    summary = fedprotip.run(small(stream={"tasks": 2}, train={"rounds": 1, "head_start": "closed"}), out=tmp_path / "r")
+    assert summary["tasks"] == 2
+
+
+def test_energies_too_large_to_be_squared_are_rejected(tmp_path, train_with):
+    def changed(message, client, task, name):
+        if client == 2 and name == "basis":
+            message.meta["rest"] = {layer: [1e200, 1e200] for layer in message.meta["rest"]}
+        return message
+
+    train_with(changed, "summarise")
+    options = {"merge": "energy", "rank_rule": "mass"}
+    summary = fedprotip.run(small(stream={"tasks": 1}, train={"rounds": 1}, method=options), out=tmp_path / "r")
+    assert summary["failures"]["by_reason"] == {"the energies of 1.weight are not finite numbers ≥ 0": 1}
+
+
+def test_when_nobody_with_data_delivers_references_the_run_stops(tmp_path, train_with):
+    """Those without data deliver empty ones, of which nothing can be made."""
+
+    def changed(message, client, task, name):
+        if name == "reference" and client > 0:
+            raise OSError("no")
+        if name == "reference":  # as if it had no data
+            message.tensors.update({part: torch.zeros_like(tensor) for part, tensor in message.tensors.items()})
+        return message
+
+    train_with(changed, "summarise")
+    settings = small(stream={"tasks": 1}, train={"rounds": 1})
+    with pytest.raises(RunError, match="No client with data delivered its references at the end of task 1"):
+        fedprotip.run(settings, out=tmp_path / "r")
+
+
+class Steering(Exchange):
+    """A step of the server alone after every round but those of the first task."""
+
+    name, when, who = "steering", "round", "nobody"
+
+    def due(self, site):
+        return site.task > 0
+
+    def digest(self, combined, site):
+        assert site.task > 0
+        return
+
+
+def test_a_step_of_the_server_after_a_round_is_no_barren_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedAvg, "at_end", lambda self: [Steering()])
+    settings = small(stream={"tasks": 2}, train={"rounds": 4}, method={"name": "fedavg"})
+    fedprotip.run(settings, out=tmp_path / "r")
+    assert [e["clients"] for e in events(tmp_path / "r", "round")] == [3] * 8
+    assert all(e["loss"] for e in events(tmp_path / "r", "round"))

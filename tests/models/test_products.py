@@ -268,3 +268,19 @@ def test_fedavg_trains_by_products(tmp_path, monkeypatch):
     calls.clear()
     fedprotip.run(fedprotip.load_settings(sections, ["train.batch=64"]), out=tmp_path / "many")
     assert not calls
+
+
+def test_gradients_of_single_samples():
+    """Methods that bound what one sample contributes map over samples."""
+    network = nn.Sequential(nn.Conv2d(2, 32, 3, stride=2, padding=1, padding_mode="reflect"), nn.Conv2d(32, 32, 2))
+    images, weights = torch.randn(3, 2, 6, 6), dict(network.named_parameters())
+
+    def loss(weights, image):
+        return torch.func.functional_call(network, weights, (image[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    expected = each(weights, images)
+    with by_products(network):
+        found = each(weights, images)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4)

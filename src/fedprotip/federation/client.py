@@ -63,6 +63,7 @@ class Client:
     def rest(self) -> None:
         """Give the memory of the model back; the next question finds everything in the folder."""
         self._site, self._step = None, None
+        self._folder = SiteFolder(self._folder.path)  # the former one holds what it saved last
 
     def close(self) -> None:
         """Remove what was only for speed; the folder stays."""
@@ -105,9 +106,7 @@ class Client:
             site.known.update(message.tensors)
         elif message.kind == MODEL:
             site.grow(ask.task)
-            load_state(
-                site.network, {n.removeprefix(START): t for n, t in message.tensors.items() if n.startswith(START)}
-            )
+            load_state(site.network, {n[len(START) :]: t for n, t in message.tensors.items() if n.startswith(START)})
             self._begin(ask.task)
             news = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(START)}
             if news:

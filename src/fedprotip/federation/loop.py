@@ -76,11 +76,12 @@ def meet_task(server: Server, task: int) -> None:
 def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -> None:
     """One global round: W^(t,e) ← Σ p_k W_k^(t,e,S)."""
     task, started = server.site.task, perf_counter()
-    replies, losses = dict[int, dict[str, Any]](), list[float]()
-    for exchange in (exchange for exchange in server.method.exchanges if exchange.when == "round"):
-        found = converse(server, engine, journal, exchange, round_)
-        if exchange.trains:
-            replies, losses = found, [meta["loss"] for meta in found.values()]
+    replies: dict[int, dict[str, Any]] = {}
+    for exchange in server.method.exchanges:
+        if exchange.when == "round" and exchange.due(server.site):
+            found = converse(server, engine, journal, exchange, round_)
+            replies = found if exchange.trains else replies
+    losses = [float(meta["loss"]) for meta in replies.values()]
     server.progress.barren = 0 if replies else server.progress.barren + 1
     loss, seconds = finite(sum(losses) / len(losses)) if losses else None, perf_counter() - started
     journal.event(RoundDone(task=task, round=round_, loss=loss, clients=len(replies), seconds=seconds))

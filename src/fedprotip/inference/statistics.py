@@ -130,7 +130,10 @@ class Gaussians:
         eye = torch.eye(d, dtype=torch.float64)
         floor = max(max(share, 1e-7) * size, rounding, 1e-12)
         covariance = (1 - share) * (scatter + scatter.T) / 2 + floor * eye
-        triangle = torch.linalg.cholesky(covariance)
+        triangle, failed = torch.linalg.cholesky_ex(covariance)
+        if failed:  # sums that no samples have: a client may tell anything
+            spread = torch.linalg.eigvalsh(covariance)
+            triangle = torch.linalg.cholesky(covariance + (1e-9 * spread[-1].abs() - 2 * spread[0].clamp_max(0)) * eye)
         whitening = torch.linalg.solve_triangular(triangle, eye, upper=False).T
         return cls(whitening.float(), (sums.means() @ whitening).float(), sums.seen, share)
 

@@ -101,7 +101,9 @@ class _Forward:
 
 
 class _Products(torch.autograd.Function):
-    """A plain layer whose way back is products. All of it can be differentiated again."""
+    """A plain layer whose way back is products. All of it can be differentiated again, and mapped over samples."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(

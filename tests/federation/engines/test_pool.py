@@ -351,3 +351,31 @@ def test_stopped_from_outside_no_process_is_left(tmp_path, stop):
     while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < end:
         time.sleep(0.05)
     assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_workers_of_a_killed_run_end_in_the_middle_of_an_answer(tmp_path):
+    """Else they would write into the folders of clients while the resumed run does."""
+    folder, file = tmp_path / "r", tmp_path / "settings.toml"
+    file.write_text(to_toml(small(*with_workers(2), train={"epochs": 10**6})))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedprotip", "run", file, "--out", folder],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None and len(list(folder.glob("clients/*/*.json"))) < 3:
+        time.sleep(0.01)
+    time.sleep(0.5)  # they train now, for days
+    left = children(process.pid)
+    assert len(left) >= 2
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < end:
+        time.sleep(0.05)
+    late = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    for pid in late:
+        os.kill(pid, signal.SIGKILL)
+    assert not late

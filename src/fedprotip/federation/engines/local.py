@@ -1,5 +1,6 @@
 """Engine `local`: all clients in this process, one after another, on one shared model."""
 
+import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -46,7 +47,8 @@ class LocalEngine:
         holding = Holding(self._server.stream, client)
         own = Own(self._store, client, self._server.method.state)
         with torch.no_grad():
-            return exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
+            reply = exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
+        return Message(reply.kind, reply.tensors, json.loads(json.dumps(reply.meta)))  # as it is after a journey
 
     def _stand_where_the_server_stands(self) -> None:
         mine, theirs = self._site, self._server.site

@@ -5,15 +5,17 @@ are there. What passes through the pipe is what would pass over a network: parce
 """
 
 import json
+import os
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,8 +24,8 @@ from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, RunError, UsageError
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.base import reason
-from fedprotip.federation.parcels import LOST, Reply, Request
-from fedprotip.messages import Message, pack_parcel, unpack_parcel
+from fedprotip.federation.parcels import LOST, Ask, Reply, Request
+from fedprotip.messages import BadMessage, Message, pack_parcel, unpack_parcel
 from fedprotip.methods import create_method
 from fedprotip.models.heads import builder_of
 from fedprotip.models.prefix import PrefixCache
@@ -132,11 +134,15 @@ class PoolEngine:
             assert request is not None
             worker.busy_with = None
             _stop_if_told(head)
-            message = Message.from_bytes(body) if "failed" not in head else None
-            if message is not None and message.kind == LOST:
+            message, failed = None, head.get("failed", "")
+            try:
+                message = None if failed else Message.from_bytes(body)
+            except BadMessage as error:
+                failed = reason(error)
+            if message is not None and message.kind == LOST and Ask.of(request.parcel[0]).since is not None:
                 worker.ask(Request(request.client, request.anew(message), request.anew))
             else:
-                answers[request.client] = Reply(request.client, message, head.get("failed", ""))
+                answers[request.client] = Reply(request.client, message, failed)
 
 
 class Worker:
@@ -236,7 +242,8 @@ class Host:
 
 
 def main(connection: Connection) -> None:
-    """A worker process: answers until the run hangs up."""
+    """A worker process: answers until the run hangs up, or is gone."""
+    Thread(target=_end_with_the_run, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         what = json.loads(connection.recv_bytes())
         torch.set_num_threads(what["threads"])
@@ -249,6 +256,14 @@ def main(connection: Connection) -> None:
             raise
         except Exception as error:
             connection.send_bytes(_stopped(error))
+
+
+def _end_with_the_run() -> None:
+    """A run that was killed may be resumed at once: nobody else may be at work in the folders of its clients then."""
+    run = parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)
 
 
 def modules_of(settings: Settings) -> list[str]:

@@ -1,6 +1,5 @@
 """Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
 
-import math
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -31,6 +30,8 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 SMALL = 32
 """Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
+ENERGY = torch.finfo(torch.float32).max
+"""The largest energy that a client may tell: its square is finite."""
 
 Watch = Callable[[Tensor], None]
 
@@ -163,12 +164,12 @@ class Bases(Exchange):
         return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()})
 
     def _check_energies(self, name: str, message: Message) -> None:
-        """Singular values, captured energy and tail of a basis must be finite and not negative."""
+        """Singular values, captured energy and tail of a basis must not be negative, and have finite squares."""
         rest = message.meta.get("rest")
         numbers = rest.get(name) if isinstance(rest, dict) else None
         numbers = numbers if isinstance(numbers, list) and len(numbers) == 2 else [torch.nan]
         numbers = [*numbers, *message.tensors[SIGMA + name].tolist()]
-        if not all(isinstance(number, float) and math.isfinite(number) and number >= 0 for number in numbers):
+        if not all(isinstance(number, float) and 0 <= number <= ENERGY for number in numbers):
             raise BadMessage(f"the energies of {name} are not finite numbers ≥ 0")
 
     def _by_energy(self, name: str) -> bool:

@@ -4,7 +4,7 @@ import torch
 
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.calibration import BINS, TEMPERATURES, bin_of, losses
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.site import Site
@@ -58,3 +58,5 @@ def check_calibration(message: Message) -> None:
     message.check(Calibrating.name, specs)
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a loss or a count is negative")
+    if (message.tensors["distances"] > SAMPLES).any():
+        raise BadMessage("a count is impossible")

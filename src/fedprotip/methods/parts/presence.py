@@ -1,6 +1,6 @@
 """Who has data of a task: asked once at its beginning."""
 
-from fedprotip.messages import BadMessage, Message
+from fedprotip.messages import SAMPLES, BadMessage, Message
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.site import Site
@@ -15,5 +15,5 @@ class Presence(Exchange):
     def check(self, message: Message, site: Site) -> None:
         message.check(self.name, {})
         message.check_numbers("samples")
-        if message.meta["samples"] < 0 or not isinstance(message.meta["samples"], int):
+        if not 0 <= message.meta["samples"] <= SAMPLES or not isinstance(message.meta["samples"], int):
             raise BadMessage(f"samples = {message.meta['samples']} is not a number of samples")

@@ -6,8 +6,9 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from fedprotip.errors import RunError
 from fedprotip.inference.route import references
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import kept_moments
@@ -79,6 +80,8 @@ def check_references(message: Message, task: int) -> None:
     message.check(References.name, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a reference, a variance or a count is negative")
+    if (message.tensors["counts"] > SAMPLES).any():
+        raise BadMessage("a count is impossible")
 
 
 def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> dict[str, Tensor]:
@@ -97,6 +100,8 @@ def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task
         if counts.any():
             seen = counts[:, None] > 0
             table[client] = torch.where(seen, values, torch.nan), torch.where(seen, variances, torch.nan), counts
+    if not table:
+        raise RunError(f"No client with data delivered its references at the end of task {tasks}; resume the run.")
     clients = sorted(table)
     parts = zip(*(table[client] for client in clients), strict=True)
     named = {f"references/{part}": torch.stack(rows) for part, rows in zip(PARTS, parts, strict=True)}

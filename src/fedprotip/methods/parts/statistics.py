@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedprotip.inference.experts import SHARED, STATISTICS
 from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS, FeatureMap, Sums, low_rank, pack, recall, unpack
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import Moments
@@ -121,8 +121,8 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
     if type(message.meta.get("withheld")) is not int or not 0 <= message.meta["withheld"] <= classes:
         raise BadMessage(f"withheld is not a number of classes up to {classes}")
-    if (message.tensors["counts"] < 0).any():
-        raise BadMessage("a count is negative")
+    if (message.tensors["counts"] < 0).any() or (message.tensors["counts"] > SAMPLES).any():
+        raise BadMessage("a count is negative or impossible")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
     if sums[counts == 0].any():
         raise BadMessage("a class without samples has a sum")

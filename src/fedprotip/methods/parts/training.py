@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprotip.errors import UsageError, nearest
-from fedprotip.messages import BadMessage, Message
+from fedprotip.messages import SAMPLES, BadMessage, Message
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
@@ -36,8 +36,8 @@ class Training(Exchange):
     def check(self, message: Message, site: Site) -> None:
         message.check(MODEL, site.specs)
         message.check_numbers("samples", "loss")
-        if message.meta["samples"] <= 0:
-            raise BadMessage(f"samples = {message.meta['samples']} is not a positive number")
+        if not 0 < message.meta["samples"] <= SAMPLES:
+            raise BadMessage(f"samples = {message.meta['samples']} is not a number of samples")
 
     def weight(self, message: Message, site: Site) -> float:
         """p_k of Eq. 6, up to normalisation."""
