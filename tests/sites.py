@@ -44,13 +44,8 @@ class Ends:
 
     def site(self, known=(), task=0) -> Site:
         """One end at the beginning of a task, with this knowledge."""
-        site = Site(
-            self.settings,
-            self.method,
-            self.network,
-            [task.classes for task in self.stream.tasks],
-            self.stream.dataset.image_shape,
-        )
+        classes, shape = [task.classes for task in self.stream.tasks], self.stream.dataset.image_shape
+        site = Site(self.settings, self.method, self.network, classes, shape)
         site.known.update(dict(known))
         site.begin_task(task)
         return site
