@@ -4,7 +4,8 @@ Everything else here uses `fedprotip.run` and `fedprotip.extend`, run folders, s
 pure functions of `subspace/`, `models/` and `inference/`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +16,33 @@ from torch import Tensor
 from fedprotip.evaluation.evaluate import evaluate
 from fedprotip.evaluation.portions import draw_groups
 from fedprotip.federation.aggregate import Average
-from fedprotip.federation.client import Workspace, build_optimizer, local_batches
+from fedprotip.inference.answers import Inference, Way
+from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.experts import HEADS, HeadExpert
+from fedprotip.inference.parts import Expert
+from fedprotip.inference.predictor import Predictor
 from fedprotip.inference.route import CosineRouter
-from fedprotip.inference.ways import with_cosine
+from fedprotip.inference.routers import Vote
 from fedprotip.methods import create_method
-from fedprotip.methods.base import ClientTask
-from fedprotip.methods.fedprotip import FedProTIP
+from fedprotip.methods.constraint import Constraint
+from fedprotip.methods.local import Local, Own
+from fedprotip.methods.parts.bases import Bases, protection
+from fedprotip.methods.parts.projection import ProjectUpdate, linear_decay
+from fedprotip.methods.parts.training import build_optimizer, local_batches
+from fedprotip.methods.site import Site
 from fedprotip.models import Network, build_network
 from fedprotip.models.prefix import PrefixCache
+from fedprotip.models.products import by_products
 from fedprotip.models.steps import Hidden
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
-from fedprotip.store.files import ClientStore, ObjectFolder
+from fedprotip.store.clients import ClientStore
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import hand_back_memory
+from fedprotip.store.objects import ObjectFolder
 from fedprotip.stream import Stream, build_stream
+from fedprotip.stream.holdings import Holding
+from fedprotip.stream.plan import Answering
 
 __all__ = ["Stream", "build_stream", "draw_groups", "hand_back_memory"]
 
@@ -62,57 +75,73 @@ def average(models: list[Tensors], weights: list[float]) -> Tensors:
     return mean.result()
 
 
-def training_step(network: Network, settings: Settings, bases: Tensors | None) -> Callable[[Hidden, Tensor], None]:
-    """A step of the second task as a client makes it; without bases (of a bank) nothing is projected."""
-    optimizer = optimizer_of(network, settings)
-    constraint = create_method(settings).constraint(network, bases, 1) if bases else None
-    if constraint:
-        constraint.__enter__()  # a round that is never left: the network goes with it
+def second_task(network: Network, settings: Settings, bases: Tensors, classes: Sequence[Sequence[int]]) -> Site:
+    """One end of the federation at the beginning of the second task, with bases (of a bank) that the first one left."""
+    site = Site(settings, create_method(settings), network, classes, image_shape=(0, 0, 0))  # nobody makes images
+    site.known.update(bases)
+    site.begin_task(1)
+    return site
 
-    def step(inputs: Hidden, labels: Tensor) -> None:
-        loss = F.cross_entropy(network.logits(network.embed(inputs), 1), labels)
-        optimizer.zero_grad()
+
+class TrainingStep:
+    """Steps of the second task as a client makes them; without bases nothing is projected."""
+
+    def __init__(self, network: Network, settings: Settings, bases: Tensors | None) -> None:
+        self._network, self._constraint = network, Constraint()
+        if bases:
+            view = protection(second_task(network, settings, bases, network.labels))
+            decay = linear_decay(settings.train)
+            self._constraint = ProjectUpdate(network.backbone, view.projectors, decay, view.anchors)
+        self._optimizer = optimizer_of(network, settings)
+        self._round = ExitStack()  # that is never left: the network goes with it
+        self._round.enter_context(self._constraint)
+        self._round.enter_context(by_products(network.backbone, self._constraint.columns))
+
+    def __call__(self, inputs: Hidden, labels: Tensor) -> None:
+        loss = F.cross_entropy(self._network.logits(self._network.embed(inputs), 1), labels)
+        self._optimizer.zero_grad()
         loss.backward()
         with torch.no_grad():
-            if constraint:
-                constraint.before_step()
-            optimizer.step()
-            if constraint:
-                constraint.after_step()
-
-    return step
+            self._constraint.before_step()
+            self._optimizer.step()
+            self._constraint.after_step()
 
 
 class Extraction:
     """The only client of the second task at its end."""
 
     def __init__(self, network: Network, settings: Settings, bases: Tensors, folder: Path) -> None:
-        stream, store = build_stream(settings), ClientStore(ObjectFolder(folder), budget_bytes=2**30)
-        workspace = Workspace(settings, create_method(settings), network, stream, store)
-        workspace.knowledge = bases
-        workspace.begin_task(1)
-        assert isinstance(workspace.method, FedProTIP)
-        self._method = workspace.method
-        self._task = ClientTask(0, 1, network, bases, stream, store, settings.run.seed, workspace.cache)
+        stream = build_stream(settings)
+        site = second_task(network, settings, bases, [task.classes for task in stream.tasks])
+        own = Own(ClientStore(ObjectFolder(folder), budget_bytes=2**30), 0, site.method.state)
+        exchange = site.method.exchange("basis")
+        assert isinstance(exchange, Bases)
+        self._exchange = exchange
+        self._local = Local(site, Holding(stream, 0), PrefixCache(stream, settings), own, task=1)
         self.images: Tensor = stream.train_batch(1, stream.tasks[1].train)[0]
 
     @torch.no_grad()
     def columns(self) -> Tensors:
         """The sampled input columns of every layer (d, m_s)."""
-        return self._method.sample_columns(self._task)
+        return self._exchange.sample_columns(self._local)
 
     @torch.no_grad()
     def bases(self) -> Tensors:
         """Eq. 7–9: a core basis of every layer."""
-        return {name: core.basis for name, core in self._method.layer_cores(self._task).items()}
+        return {name: core.basis for name, core in self._exchange.layer_cores(self._local).items()}
 
 
 def evaluation(
     network: Network, stream: Stream, router: CosineRouter, settings: Settings
 ) -> Callable[[], dict[str, list[float]]]:
     """Accuracies of all modes after the last task; outputs of the frozen prefix are kept as `run.cache_mb` allows."""
-    inference, cache = with_cosine(network, router, [t.classes for t in stream.tasks]), PrefixCache(stream, settings)
-    return lambda: evaluate(network, stream, inference, len(stream.tasks) - 1, settings, cache).accuracy
+    tasks = len(stream.tasks)
+    heads: dict[str, Expert] = {HEADS: HeadExpert(network, tasks)}
+    ways = {"cosine": Way(Vote(router), HEADS)}
+    inference = Inference(Candidates.of([task.classes for task in stream.tasks]), heads, ways, "cosine")
+    predictor = Predictor(network, inference, stream.plan(Answering(), network.shared_head, tasks))
+    cache = PrefixCache(stream, settings)
+    return lambda: evaluate(predictor, stream, tasks - 1, settings, cache).accuracy
 
 
 class Checkpoints:

@@ -97,9 +97,9 @@ def _step(network: Network, settings: Settings, share: float, batch: int, side: 
         return lambda x, y: textbook.local_step(own, optimizer, loss(own.logits(own.embed(x), 1), y), dense)
 
     return {
-        "ours": side_of(lambda own: inside.training_step(own, settings, bank.to_tensors())),
+        "ours": side_of(lambda own: inside.TrainingStep(own, settings, bank.to_tensors())),
         "textbook": side_of(plain),
-        "plain": side_of(lambda own: inside.training_step(own, settings, None)),
+        "plain": side_of(lambda own: inside.TrainingStep(own, settings, None)),
     }
 
 

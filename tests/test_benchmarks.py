@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from fedprotip.inference.ways import Vote
 from safetensors.torch import save_file
 
 import benchmarks.__main__ as command
@@ -15,6 +14,7 @@ from benchmarks.inputs import angle, same_models
 from benchmarks.second_task import Size
 from fedprotip import RunError, UsageError
 from fedprotip.federation.aggregate import Average
+from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
@@ -91,13 +91,13 @@ def the_other_way_round(self, x, sizes, log_scores=Vote.log_scores):
 
 
 WRONG = {
-    "extract": ("fedprotip.methods.fedprotip.core_basis", half_the_threshold),
+    "extract": ("fedprotip.methods.parts.bases.core_basis", half_the_threshold),
     "project": ("fedprotip.subspace.project.Projector.__call__", lambda self, g: g),
     "merge": ("fedprotip.subspace.merge.UnionMerge.result", lambda self: torch.eye(48, 16)),
     "average": ("fedprotip.federation.aggregate.Average.result", too_large),
     "round": ("fedprotip.federation.aggregate.Average.result", too_large),
     "task": ("fedprotip.models.prefix.Rows.read", other_rows),
-    "evaluate": ("fedprotip.inference.ways.Vote.log_scores", the_other_way_round),
+    "evaluate": ("fedprotip.inference.routers.Vote.log_scores", the_other_way_round),
     "clients": ("fedprotip.federation.aggregate.Average.result", too_large),
     "tasks": ("fedprotip.federation.aggregate.Average.result", too_large),
     "resume": ("fedprotip.store.folder.RunFolder.restore", other_tensors),

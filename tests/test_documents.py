@@ -1,19 +1,32 @@
 """What the documents tell a reader to do works."""
 
 import importlib
+import os
 import re
+import runpy
+import subprocess
 import sys
 import tomllib
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 import fedprotip
 from fedprotip import cli, settings
-from tests.small import SMALL
+from fedprotip.inference.parts import ROUTERS
+from fedprotip.methods import base
+from fedprotip.models.heads import _builders
+from fedprotip.stream.datasets import _layouts, _loaders
+from tests.conformance import test_methods as conformance
+from tests.paper.test_paper_map import names
+from tests.small import SMALL, quick, tensors
+from tests.test_layers import ORDER
 
 ROOT = Path(__file__).parent.parent
-README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+README, CONTRIBUTING, CHANGELOG = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
+EXTEND, ARCHITECTURE = (ROOT / "docs" / f"{name}.md" for name in ("extend", "architecture"))
+DOCUMENTS = [README, CONTRIBUTING, CHANGELOG, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands():
@@ -72,22 +85,156 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys, sm
     assert len(capsys.readouterr().out.split()) > 1
 
 
-def test_a_method_is_one_file(tmp_path, monkeypatch):
-    """The example of CONTRIBUTING, as a file, is a method with its own settings that really acts."""
-    (code,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
-    (tmp_path / "mine_method.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("fedprotip.settings.KNOWN", {k: dict(v) for k, v in settings.KNOWN.items()})
-    importlib.import_module("mine_method")
-    for decay in (0.0, 0.5):
-        chosen = {**SMALL, "method": {"name": "mine", "decay": decay}}
-        fedprotip.run(chosen, out=tmp_path / str(decay))
-    assert tomllib.loads((tmp_path / "0.5" / "settings.toml").read_text())["method"] == {"name": "mine", "decay": 0.5}
-    models = [(tmp_path / str(decay) / "model.safetensors").read_bytes() for decay in (0.0, 0.5)]
-    assert models[0] != models[1]
+def files_of(document):
+    """Whole files that a document shows, by their names without .py."""
+    return dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL))
+
+
+@pytest.fixture
+def extensions(tmp_path, monkeypatch):
+    """The files of docs/extend.md in a folder of their own, imported; what they register is forgotten afterwards."""
+    code, registries = (
+        files_of(EXTEND),
+        (base._methods, ROUTERS, _loaders, _layouts, _builders, *settings.KNOWN.values()),
+    )
+    assert set(code) == {"anchor", "prototypes", "stripes", "patchwork", "try_it"}
+    before = [dict(known) for known in registries]
+    folder = tmp_path / "extensions"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    for name, text in code.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    for name in code.keys() - {"try_it"}:
+        sys.modules.pop(name, None)
+        importlib.import_module(name)
+    yield folder
+    for known, former in zip(registries, before, strict=True):
+        known.clear()
+        known.update(former)
+
+
+def test_a_method_is_one_file(tmp_path, monkeypatch, extensions):
+    """The first method of docs/extend.md has settings of its own, is FedAvg without its term, and acts with it."""
+    quick(monkeypatch)
+    longer = {"rounds": 4, "epochs": 4, "batch": 32, "lr": 0.1}
+    chosen = {"fedavg": {"name": "fedavg"}, "off": {"name": "anchor", "strength": 0.0}, "on": {"name": "anchor"}}
+    summaries = {
+        name: fedprotip.run({**SMALL, "train": longer, "method": method}, out=tmp_path / name)
+        for name, method in chosen.items()
+    }
+    saved = tomllib.loads((tmp_path / "on" / "settings.toml").read_text())["method"]
+    assert saved == {"name": "anchor", "strength": 1.0}
+    models = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in chosen}
+    assert models["fedavg"] == models["off"] != models["on"]
+    assert summaries["on"]["accuracy"]["agnostic"] > summaries["fedavg"]["accuracy"]["agnostic"]
+    with pytest.raises(fedprotip.UsageError, match=r"method.strength = -1.*the nearest valid value is 0"):
+        fedprotip.load_settings({"method": {"name": "anchor", "strength": -1}})
+
+
+def test_a_method_has_its_own_router_and_state(tmp_path, monkeypatch, extensions):
+    """The second method of docs/extend.md, on the document's own data and backbone: the run folder answers alone."""
+    quick(monkeypatch)
+    script = runpy.run_path(str(extensions / "try_it.py"))
+    summary = fedprotip.run({**script["SETTINGS"], "method": {"name": "prototypes"}}, out=tmp_path / "r")
+    assert summary["accuracy"]["single"] > 90 > summary["accuracy"]["agnostic"]
+    assert list(summary["routers"]) == ["nearest"]
+    assert {name: tuple(kept.shape) for name, kept in tensors(tmp_path / "r", "prototypes").items()} == {
+        str(task): (2, 32) for task in range(3)
+    }
+    images, labels = sys.modules["stripes"].draw(180, "test")
+    answers = fedprotip.load(tmp_path / "r").predict(images)
+    names = [f"{30 * label} degrees" for label in labels]
+    right = sum(answer.label == name for answer, name in zip(answers, names, strict=True))
+    assert 100 * right / len(answers) == pytest.approx(summary["accuracy"]["single"])
+
+
+ASKED = {
+    "engines": ("anchor", conformance.test_all_engines_give_the_same_bytes, {}),  # the script runs prototypes so
+    "kill": ("prototypes", conformance.test_killed_and_resumed_is_uninterrupted, {"engine": "apart"}),
+    "ledger": ("prototypes", conformance.test_every_message_that_crossed_is_in_the_ledger, {}),
+    "shape": ("prototypes", conformance.test_a_bad_client_is_left_out_and_named, {"fault": "other_shape"}),
+    "nan": ("prototypes", conformance.test_a_bad_client_is_left_out_and_named, {"fault": "nan"}),
+}
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_the_methods_of_the_document_conform(tmp_path, monkeypatch, extensions, question):
+    """Some of what the conformance suite asks of every method."""
+    quick(monkeypatch)
+    method, check, more = ASKED[question]
+    patch = {"monkeypatch": monkeypatch} if "monkeypatch" in signature(check).parameters else {}
+    check(tmp_path=tmp_path, method=method, **patch, **more)
+
+
+def test_the_script_of_the_document_runs(tmp_path, extensions):
+    """As a process of its own, as a reader would start it: three engines, the same bytes, and answers."""
+    path = os.pathsep.join([str(Path(fedprotip.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(extensions / "try_it.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "models that differ: 0" in done.stdout
+    assert "'0 degrees', '30 degrees'" in done.stdout
+
+
+def test_a_method_of_the_document_has_at_most_forty_lines():
+    lines = [line for line in files_of(EXTEND)["anchor"].splitlines() if line.strip()]
+    assert len(lines) <= 40
+
+
+def test_lines_are_wrapped():
+    """Tables, links and commands may be longer."""
+    long = [
+        (document.name, number)
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 120 and not line.startswith(("|", "    ")) and not line.strip("` ").startswith("fedprotip ")
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_files_and_functions_that_a_document_names_exist(document):
+    """`folder/file.py`, `file.py::name` and `Class.member`; paths may leave out folders at their beginning."""
+    text = document.read_text(encoding="utf-8")
+    files = [path for folder in ("src", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    for file, name in set(re.findall(r"`([\w/.-]+\.py)(?:::([\w.]+))?`", text)):
+        found = [path for path in files if f"/{path.as_posix()}".endswith(f"/{file}")]
+        assert found, file
+        assert not name or any(name in names(path) for path in found), (file, name)
+    members = {name for path in files for name in names(path)}
+    known = {name.partition(".")[0] for name in members}
+    for member in set(re.findall(r"`([A-Z]\w+\.[a-z_]+)`", text)) - {"Site.specs", "Progress.version"}:  # set in code
+        assert member.partition(".")[0] not in known or member in members, member
+
+
+def test_the_house_is_shown_in_the_order_of_imports():
+    house = ARCHITECTURE.read_text(encoding="utf-8").partition("## The house")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", house, re.MULTILINE)
+    shown = [name.removesuffix("/").removesuffix(".py") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert shown == ORDER
+
+
+def test_every_file_of_a_run_folder_is_explained(tmp_path):
+    table = ARCHITECTURE.read_text(encoding="utf-8").partition("## The run folder")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    explained = {name.split("/")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"NAME.safetensors"}
+    changes = {"clients": {"count": 2, "held_back": 0.1}, "run": {"engine": "apart", "geometry": 1, "threads": 1}}
+    fedprotip.run({**SMALL, "stream": {"tasks": 2, "task_size": 2}, **changes}, out=tmp_path / "r")
+    assert {path.name for path in (tmp_path / "r").iterdir()} == explained
+
+
+def test_the_picture_is_what_its_script_draws():
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "way.py"))["SVG"]
+    assert (ROOT / "docs" / "images" / "way.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_links_and_pictures_exist():
-    for document in [README, CONTRIBUTING, *(ROOT / "docs").glob("*.md")]:
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             assert (document.parent / target).exists(), (document.name, target)

@@ -1,5 +1,7 @@
 """Eq. 6 against a plain sum; identical models are left alone to the last bit."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedprotip.federation.aggregate import Average
+from fedprotip.federation.aggregate import Average, combine
+from fedprotip.messages import Message
+from fedprotip.methods.exchange import Exchange
 from fedprotip.store.files import serialise
 
 floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -111,3 +115,36 @@ def test_small_contributions_are_not_lost_among_large_ones():
     for _ in range(1000):
         average.add({"w": torch.tensor([1.0])}, 1.0)
     assert average.result()["w"].item() == pytest.approx((2.0**24 + 1000) / 1001, rel=1e-7)
+
+
+# combine
+
+
+def replies(count, earlier):
+    """Replies of clients; none is made while one before the last is still held."""
+    for client in range(count):
+        assert all(message() is None for message in earlier[:-1])
+        message = Message("x", {"w": torch.full((2,), float(client))})
+        earlier.append(weakref.ref(message))
+        yield client, message
+        del message
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "each"])
+def test_no_more_than_the_last_reply_is_held(how):
+    exchange, earlier = Exchange(), []
+    exchange.combine = how
+    combined = combine(exchange, replies(4, earlier), site=None)
+    if how == "each":
+        for _, message in combined:
+            assert message.kind == "x"
+    else:
+        assert combined.tensors["w"].tolist() == ([1.5, 1.5] if how == "mean" else [6.0, 6.0])
+    assert len(earlier) == 4
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "each"])
+def test_without_replies_there_is_nothing_to_digest(how):
+    exchange = Exchange()
+    exchange.combine = how
+    assert combine(exchange, [], site=None) is None

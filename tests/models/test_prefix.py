@@ -80,6 +80,11 @@ def test_steps_stand_still_up_to_the_first_that_moves():
 # Batches
 
 
+def same_features(network, inputs, images):
+    """Rows were made in other batches than the images run in here, which rounds products in another way."""
+    torch.testing.assert_close(network.embed(inputs), network.backbone(images), rtol=1e-4, atol=1e-5)
+
+
 def test_rows_and_images_give_the_same_features():
     stream, network, cache = world(frozen())
     samples = stream.client_samples(0, 0)
@@ -89,10 +94,10 @@ def test_rows_and_images_give_the_same_features():
     for (inputs, labels), (images, expected) in zip(found, plain, strict=True):
         assert isinstance(inputs, Hidden)
         assert torch.equal(labels, expected)
-        assert torch.equal(network.embed(inputs), network.backbone(images))
+        same_features(network, inputs, images)
     test = stream.tasks[1].test
     ((inputs, labels),) = cache.test_batches(network, 1, 1, [test])
-    assert torch.equal(network.embed(inputs), network.backbone(stream.test_batch(1, test)[0]))
+    same_features(network, inputs, stream.test_batch(1, test)[0])
     assert torch.equal(labels, stream.test_batch(1, test)[1])
 
 
@@ -127,7 +132,7 @@ def test_rows_beyond_the_budget_live_in_files_and_are_removed(tmp_path):
     samples = stream.tasks[0].train
     inputs, _ = next(cache.train_batches(network, 0, [samples[:50]]))
     assert [path.stat().st_size for path in tmp_path.rglob("train-*")] == [len(samples) * inputs.values[0].nbytes]
-    assert torch.equal(network.embed(inputs), network.backbone(stream.train_batch(0, samples[:50])[0]))
+    same_features(network, inputs, stream.train_batch(0, samples[:50])[0])
     cache.close()
     assert not list(tmp_path.iterdir())
 
@@ -140,7 +145,7 @@ def test_without_room_on_the_disk_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("usage", (), {"free": 10}))
     samples = stream.tasks[0].train[:50]
     inputs, _ = next(cache.train_batches(network, 0, [samples]))
-    assert torch.equal(network.embed(inputs), network.backbone(stream.train_batch(0, samples)[0]))
+    same_features(network, inputs, stream.train_batch(0, samples)[0])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -151,7 +156,7 @@ def test_rows_follow_a_prefix_that_grows_and_are_forgotten_when_it_shrinks():
 
     def steps():
         ((inputs, _),) = cache.test_batches(network, 0, 0, [test])
-        assert torch.equal(network.embed(inputs), network.backbone(images))
+        same_features(network, inputs, images)
         return inputs.steps
 
     first = steps()
@@ -186,10 +191,10 @@ def test_views_are_fixed_and_differ():
     assert torch.equal(again[1], first[4])
     inputs, _ = next(cache.train_batches(network, 0, [samples], torch_stream(0, "augment")))
     rows = network.embed(inputs)
-    either = torch.stack([network.backbone(first), network.backbone(second)])
-    assert (either == rows).all(2).any(0).all()
-    assert not (either[0] == rows).all()
-    assert not (either[1] == rows).all()
+    found = torch.stack([network.backbone(view) for view in (first, second)])
+    each = torch.isclose(found, rows, rtol=1e-4, atol=1e-5).all(2)  # (view, image)
+    assert each.any(0).all()
+    assert not each.all(1).any()
 
 
 def test_new_views_every_time_are_not_kept():
@@ -248,7 +253,12 @@ def test_extraction_sees_the_same_images_with_and_without_the_cache(tmp_path):
     for name, megabytes in (("with", 64), ("without", 0)):
         fedprotip.run(load(settings, [f"run.cache_mb={megabytes}"]), out=tmp_path / name)
     bases = [tensors(tmp_path / name, "subspaces") for name in ("with", "without")]
-    assert all(torch.equal(basis, bases[1][layer]) for layer, basis in bases[0].items())
+    assert bases[0].keys() == bases[1].keys()
+    for name, one in bases[0].items():
+        other = bases[1][name]
+        assert one.shape == other.shape
+        if one.dim() == 2:  # the same span; its directions may be turned by rounding
+            torch.testing.assert_close(one @ (one.T @ other), other, rtol=0, atol=1e-3)
 
 
 def test_a_run_with_kept_views_is_the_run_that_makes_them_anew(tmp_path):
@@ -282,9 +292,9 @@ def test_a_method_that_needs_images_gets_them(tmp_path, monkeypatch):
     seen = []
     loss = method.loss
 
-    def watch(self, network, inputs, labels, task):
+    def watch(self, local, inputs, labels):
         seen.append(type(inputs))
-        return loss(self, network, inputs, labels, task)
+        return loss(self, local, inputs, labels)
 
     monkeypatch.setattr(method, "loss", watch)
     monkeypatch.setattr(method, "sees_images", True)

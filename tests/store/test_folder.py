@@ -375,7 +375,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path, number):
     manifest = run.manifest().plain() | {"format": number}
     manifest["versions"]["fedprotip"] = "9.9"
     run.write_json("manifest.json", manifest)
-    with pytest.raises(UsageError, match=rf"has format {number}, .* reads format {runs.FORMAT}.*\(9\.9\)"):
+    with pytest.raises(UsageError, match=rf"has format {number}, .* reads formats up to {runs.FORMAT}.*\(9\.9\)"):
         RunFolder.open(run.path)
 
 

@@ -66,11 +66,16 @@ class Sum:
 
     def __init__(self) -> None:
         self._sum: dict[str, Tensor] = {}
+        self._count = 0
 
     def add(self, tensors: dict[str, Tensor]) -> None:
+        self._count += 1
         for name, tensor in tensors.items():
             wide = tensor.double() if tensor.is_floating_point() else tensor
             self._sum[name] = self._sum[name] + wide if name in self._sum else wide
+
+    def __bool__(self) -> bool:
+        return self._count > 0
 
     def result(self) -> dict[str, Tensor]:
         return self._sum
@@ -79,16 +84,14 @@ class Sum:
 def combine(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Site) -> Any:
     """What `Exchange.digest` is given; None when there is no reply. At most one reply at a time is in memory."""
     checked = iter(replies)
-    first = next(checked, None)
-    if first is None:
-        return None
-    replies = chain([first], checked)
     if exchange.combine == "each":
-        return replies
+        first = next(checked, None)
+        return None if first is None else chain(iter([first]), checked)  # a list would be held to the end
     mean, total = Average(), Sum()
-    for _, message in replies:
+    for _, message in checked:
         if exchange.combine == "mean":
             mean.add(message.tensors, exchange.weight(message, site))
         else:
             total.add(message.tensors)
-    return Message(exchange.name, (mean if exchange.combine == "mean" else total).result())
+    made = mean if exchange.combine == "mean" else total
+    return Message(exchange.name, made.result()) if made else None

@@ -98,8 +98,8 @@ def hold(server: Server, engine: Engine, journal: Journal, when: str) -> None:
         if exchange.name == "presence":
             server.note_presence(replies, journal.absent)
         elif exchange.needed and exchange.who != "nobody" and not replies:
-            task = server.site.task + 1
-            raise RunError(f"No client delivered its {exchange.name} at the end of task {task}; {_reason(server)}.")
+            place = f"at the {when} of task {server.site.task + 1}"
+            raise RunError(f"No client delivered its {exchange.name} {place}; {_reason(server)}.")
 
 
 def _reason(server: Server) -> str:

@@ -34,6 +34,9 @@ from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream.plan import Answering
 
+RESERVED = ("ask", "plan", "knowledge", "lost")
+"""Kinds of messages that are no exchange (`federation/parcels.py`)."""
+
 
 class Method:
     """Hooks of a method; every one has FedAvg's behaviour here."""
@@ -57,6 +60,9 @@ class Method:
         self.check()
         start = [ClosedStart(settings.statistics.rank)] if settings.train.head_start == "closed" else []
         self.exchanges = (Presence(), *start, *self.at_begin(), Training(), *self.at_end())
+        names = [exchange.name for exchange in self.exchanges]
+        if len({*names, *RESERVED}) < len(names) + len(RESERVED):
+            raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")
 
     def check(self) -> None:
         """Refuse settings this method cannot run with, before any work."""

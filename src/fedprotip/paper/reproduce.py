@@ -35,7 +35,7 @@ from fedprotip.store.records import read_record
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
-"""Settings that do not make another row: where things are, and how fast it goes."""
+"""Settings that do not make another row: where things are, and how fast it goes (the first: in older cells)."""
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
 """Measured figures that the paper shows without printing a number."""
 

@@ -1,7 +1,7 @@
 """The run folder: settings, logs, checkpoints and artefacts on disk. Knows files, not methods.
 
-    DIR/settings.toml  events.jsonl  ledger.jsonl  summary.json  manifest.json  checkpoint/
-        model.safetensors  subspaces.safetensors  references.safetensors  report.html  plots/
+    DIR/settings.toml  manifest.json  plan.json  data.safetensors  events.jsonl  ledger.jsonl  summary.json
+        model.safetensors  a file for each artefact of the method  checkpoint/  clients/  report.html  plots/  tables/
 
 A checkpoint is an index that names immutable objects by their hash. Objects are written first, the index
 last, each atomically, so a crash leaves the old checkpoint or the new one and never half of one. What did
@@ -86,9 +86,9 @@ class RunFolder:
         raw = read_json(path / "manifest.json")
         if raw.get("format") not in ((FORMAT,) if to_continue else READABLE):
             maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
-            does = "continues" if to_continue else "reads"
+            does = f"continues format {FORMAT}" if to_continue else f"reads formats up to {FORMAT}"
             raise UsageError(
-                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does} format {FORMAT}; "
+                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does}; "
                 f"use the version that made it ({maker})."
             )
         return run

@@ -187,6 +187,20 @@ def test_good_statistics_pass_and_so_do_negative_products_off_the_diagonal():
     check(damaged("moment", at_place(1, -1e-3)), 2, 3)
 
 
+@pytest.mark.parametrize("classes", ["x" * 10**6, 2.5, -1, 3, 10**400, True, None, [1]])
+def test_only_a_number_of_classes_can_be_withheld(classes):
+    with pytest.raises(BadMessage, match="withheld is not a number of classes up to 2"):
+        check(Message(statistics.KIND, good().tensors, {"withheld": classes}), 2, 3)
+    check(Message(statistics.KIND, good().tensors, {"withheld": 2}), 2, 3)
+
+
+def test_what_was_withheld_is_an_event():
+    exchange = statistics.Statistics(0)
+    assert exchange.remark(good(), task=0, client=1) is None
+    remark = exchange.remark(Message(statistics.KIND, good().tensors, {"withheld": 2}), task=0, client=1)
+    assert remark.plain() == {"event": "withheld", "task": 0, "client": 1, "kind": "statistics", "classes": 2}
+
+
 def impossible(change):
     message = good()
     change(message.tensors)

@@ -33,6 +33,7 @@ from fedprotip.settings import Settings, to_toml
 from fedprotip.store.clients import StoreError
 from fedprotip.store.files import hash_of
 from fedprotip.stream import Stream, build_stream
+from fedprotip.stream.datasets import loader_of
 from fedprotip.stream.holdings import Holding
 
 AHEAD = 2
@@ -266,8 +267,9 @@ def _end_with_the_run() -> None:
 
 
 def modules_of(settings: Settings) -> list[str]:
-    """Where method and model are registered, as far as that is not this package."""
-    named = {type(create_method(settings)).__module__, builder_of(settings.model.name).__module__}
+    """Where method, model and dataset are registered, as far as that is not this package."""
+    makers = (type(create_method(settings)), builder_of(settings.model.name), loader_of(settings.data.name))
+    named = {maker.__module__ for maker in makers}
     return sorted(name for name in named if not name.startswith("fedprotip."))
 
 

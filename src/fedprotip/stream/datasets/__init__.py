@@ -71,6 +71,11 @@ def register(name: str, *layouts: Layout) -> Callable[[Loader], Loader]:
     return add
 
 
+def loader_of(name: str) -> Loader:
+    """What reads the dataset that is registered under this name."""
+    return _loaders[name]
+
+
 def layouts() -> dict[str, tuple[Layout, ...]]:
     """Every dataset with the layouts it can be in; none: it needs nothing under the data root."""
     return dict(_layouts)
