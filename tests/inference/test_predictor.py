@@ -222,3 +222,22 @@ def test_a_backbone_that_is_not_registered_here_or_is_another_one_is_a_sentence(
     del heads._builders["mine"]
     with pytest.raises(fedprotip.UsageError, match=r"'mine' is not registered .* first import what calls"):
         fedprotip.load(tmp_path / "r")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "a/b.safetensors"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(copied, name):
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = manifest["files"]["model.safetensors"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(fedprotip.RunError, match="not the name of a file of the folder"):
+        fedprotip.load(copied)
+
+
+def test_a_manifest_without_a_model_is_a_sentence(copied):
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"]["model.safetensors"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(fedprotip.RunError, match="names no model.safetensors"):
+        fedprotip.load(copied)

@@ -114,6 +114,8 @@ def load(folder: str | Path) -> Predictor:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
+    if "model" + SUFFIX not in files:
+        raise RunError(f"{run.path / 'manifest.json'} names no model{SUFFIX}: the folder is not whole.")
     groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX) and name != DATA]
     tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
     network = _filled(plan, tensors.pop("model"))

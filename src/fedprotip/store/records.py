@@ -29,6 +29,15 @@ Reason = Annotated[str, AfterValidator(lambda text: shortened(text, 300))]
 Kind = Annotated[str, AfterValidator(lambda text: shortened(text, 100))]
 
 
+def _within(name: str) -> str:
+    if name != Path(name).name:
+        raise ValueError(f"{name!r} is not the name of a file of the folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_within)]
+
+
 def finite(value: float) -> Number:
     """None in the place of NaN and infinity, which a record refuses."""
     return value if math.isfinite(value) else None
@@ -117,7 +126,7 @@ class Manifest(Record):
     """Hash of the settings.toml that an extension is about to replace."""
     settings: str = ""
     """The settings the run goes by, as TOML."""
-    files: dict[str, str] = {}
+    files: dict[FileName, str] = {}
     data: DataRecord | None = None
 
     def plain(self) -> dict[str, Any]:

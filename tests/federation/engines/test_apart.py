@@ -8,6 +8,9 @@ import fedprotip
 from fedprotip.federation.client import Client
 from fedprotip.federation.parcels import Ask
 from fedprotip.federation.server import Server
+from fedprotip.messages import Message
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.fedlwf import FedLwF
 from fedprotip.models.state import full_state
 from fedprotip.stream.holdings import Holding
 from tests.small import quick, results, small
@@ -92,3 +95,32 @@ def test_a_client_is_told_no_path_and_no_setting_of_the_servers_machine(tmp_path
     fedprotip.run(settings, out=tmp_path / "secret")
     assert len(plans) == 3
     assert not any("secret" in plan or "apart" in plan or "cache_mb = 7" in plan for plan in plans)
+
+
+class Says(Exchange):
+    """What a client holds as the model of the last task, once and once more."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def answer(self, local):
+        return Message(self.name, {"sum": sum(p.double().sum() for p in local.before.parameters())[None]})
+
+    def digest(self, combined, site):
+        for _, message in combined:
+            HEARD.append((self.name, message.tensors["sum"].item()))
+        return Message(self.name)
+
+
+HEARD = []
+
+
+def test_what_is_remembered_after_the_last_round_is_the_same_as_in_one_process(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    monkeypatch.setattr(FedLwF, "at_end", lambda self: [Says("first"), Says("second")])
+    heard = []
+    for engine in ("local", "apart"):
+        HEARD.clear()
+        fedprotip.run(small(f"run.engine={engine}", method={"name": "fedlwf"}), out=tmp_path / engine)
+        heard.append(list(HEARD))
+    assert heard[0] == heard[1]

@@ -55,4 +55,6 @@ class LocalEngine:
         if mine.task != theirs.task:
             mine.follow(theirs)
             load_state(mine.network, full_state(theirs.network))  # also what moved in earlier tasks only
+        elif not theirs.start:  # nothing is remembered, or not any more
+            mine.settle()
         load_state(mine.network, theirs.moving())
