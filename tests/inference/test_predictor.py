@@ -239,5 +239,5 @@ def test_a_manifest_without_a_model_is_a_sentence(copied):
     manifest = json.loads(path.read_text())
     del manifest["files"]["model.safetensors"]
     path.write_text(json.dumps(manifest))
-    with pytest.raises(fedprotip.RunError, match="names no model.safetensors"):
+    with pytest.raises(fedprotip.RunError, match=r"names no model\.safetensors"):
         fedprotip.load(copied)
