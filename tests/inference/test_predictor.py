@@ -185,7 +185,7 @@ def test_a_file_that_is_not_the_one_of_the_run_is_named_and_not_used(copied, nam
 
 def test_a_run_that_is_not_finished_says_so(copied):
     folder = fedprotip.api.RunFolder.open(copied)
-    folder.write_manifest("running", folder.manifest()["settings"])
+    folder.write_manifest("running", folder.manifest().settings)
     with pytest.raises(fedprotip.UsageError, match="not finished; finish it first with: fedprotip resume"):
         fedprotip.load(copied)
 
@@ -193,16 +193,16 @@ def test_a_run_that_is_not_finished_says_so(copied):
 def test_a_run_of_an_early_version_says_so(copied):
     folder = fedprotip.api.RunFolder.open(copied)
     (copied / "plan.json").unlink()
-    folder.write_manifest("finished", folder.manifest()["settings"])
+    folder.write_manifest("finished", folder.manifest().settings)
     with pytest.raises(fedprotip.UsageError, match=r"has no plan\.json: it is of an early version"):
         fedprotip.load(copied)
 
 
 def test_a_plan_of_another_version_says_what_it_does_not_know(copied):
     folder = fedprotip.api.RunFolder.open(copied)
-    plan = folder.read_json("plan.json")
+    plan = json.loads((copied / "plan.json").read_text())
     folder.write_json("plan.json", plan | {"model": plan["model"] | {"wings": 2}})
-    folder.write_manifest("finished", folder.manifest()["settings"])
+    folder.write_manifest("finished", folder.manifest().settings)
     with pytest.raises(fedprotip.RunError, match=r"plan\.json is of another version: model\.wings: .*\.$"):
         fedprotip.load(copied)
 
@@ -239,5 +239,5 @@ def test_a_manifest_without_a_model_is_a_sentence(copied):
     manifest = json.loads(path.read_text())
     del manifest["files"]["model.safetensors"]
     path.write_text(json.dumps(manifest))
-    with pytest.raises(fedprotip.RunError, match="names no model.safetensors"):
+    with pytest.raises(fedprotip.RunError, match=r"names no model\.safetensors"):
         fedprotip.load(copied)
