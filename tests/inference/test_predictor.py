@@ -200,7 +200,7 @@ def test_a_run_of_an_early_version_says_so(copied):
 
 def test_a_plan_of_another_version_says_what_it_does_not_know(copied):
     folder = fedprotip.api.RunFolder.open(copied)
-    plan = json.loads((folder.path / "plan.json").read_text())
+    plan = json.loads((copied / "plan.json").read_text())
     folder.write_json("plan.json", plan | {"model": plan["model"] | {"wings": 2}})
     folder.write_manifest("finished", folder.manifest().settings)
     with pytest.raises(fedprotip.RunError, match=r"plan\.json is of another version: model\.wings: .*\.$"):

@@ -52,7 +52,7 @@ class Client:
         site.network.eval()
         own = Own(self._folder.store, self._holding.client, site.method.state)
         local = Local(site, self._holding, self._inputs(site), own, ask.task, ask.round)
-        received = {name: tensor.clone() for name, tensor in site.moving().items()} if exchange.trains else {}
+        received = {name: tensor.clone() for name, tensor in site.changeable().items()} if exchange.trains else {}
         try:
             with torch.no_grad():
                 return exchange.answer(local)

@@ -36,7 +36,7 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
         if progress.round == 0:
             with journal.phase(progress, "evaluate"):
                 meet_task(server, task)
-            with journal.phase(progress, "start"):
+            with journal.phase(progress, "train"):
                 hold(server, engine, journal, "begin")
         for round_ in range(progress.round, server.method.rounds(task)):
             if probe:

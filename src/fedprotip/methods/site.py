@@ -82,6 +82,10 @@ class Site:
         """The tensors of the model that can change in this task."""
         return moving_state(self.network, self.settings.model, self.task)
 
+    def changeable(self) -> Tensors:
+        """What an answer may change of the model: what can move, and buffers of any layer, which are put back."""
+        return {f"backbone.{name}": buffer for name, buffer in self.network.backbone.named_buffers()} | self.moving()
+
     def hear(self, news: Tensors) -> None:
         """Hold the model that was sent: what has moved since W^(t,0)."""
         self.news = {name: self.news.get(name, tensor).copy_(tensor) for name, tensor in news.items()}

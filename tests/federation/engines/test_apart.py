@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedprotip
 from fedprotip.federation.client import Client
@@ -11,6 +12,7 @@ from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.fedlwf import FedLwF
+from fedprotip.models.heads import _builders
 from fedprotip.models.state import full_state
 from fedprotip.stream.holdings import Holding
 from tests.small import quick, results, small
@@ -124,3 +126,18 @@ def test_what_is_remembered_after_the_last_round_is_the_same_as_in_one_process(t
         fedprotip.run(small(f"run.engine={engine}", method={"name": "fedlwf"}), out=tmp_path / engine)
         heard.append(list(HEARD))
     assert heard[0] == heard[1]
+
+
+def spectral(*_):
+    """A backbone with a buffer of its own that training changes: the norm's direction."""
+    return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 16)), nn.ReLU())
+
+
+def test_buffers_that_training_changes_are_put_back_everywhere(tmp_path, monkeypatch):
+    """Else clients of one process would hand them on to each other."""
+    quick(monkeypatch)
+    monkeypatch.setitem(_builders, "mlp", spectral)
+    for engine in ("local", "apart"):
+        settings = small(f"run.engine={engine}", method={"name": "fedavg"}, stream={"tasks": 2}, train={"rounds": 2})
+        fedprotip.run(settings, out=tmp_path / engine)
+    assert results(tmp_path / "local") == results(tmp_path / "apart")

@@ -57,4 +57,4 @@ class LocalEngine:
             load_state(mine.network, full_state(theirs.network))  # also what moved in earlier tasks only
         elif not theirs.start:  # nothing is remembered, or not any more
             mine.settle()
-        load_state(mine.network, theirs.moving())
+        load_state(mine.network, theirs.changeable())
