@@ -189,8 +189,9 @@ def test_a_finished_run_is_left_alone(tmp_path):
 
 def test_nothing_of_another_format_is_continued(tmp_path, monkeypatch):
     fedprotip.run(small(), out=tmp_path / "r")
+    written = runs.FORMAT
     monkeypatch.setattr(runs, "FORMAT", 99)
-    with pytest.raises(fedprotip.UsageError, match=r"has format 1, this fedprotip reads format 99"):
+    with pytest.raises(fedprotip.UsageError, match=rf"has format {written}, this fedprotip continues format 99"):
         fedprotip.resume(tmp_path / "r")
 
 
@@ -337,6 +338,6 @@ def test_a_run_of_an_earlier_version_gets_its_fingerprint_when_it_goes_on(tmp_pa
     del manifest["data"]
     (folder.path / "manifest.json").write_text(json.dumps(manifest))
     said = []
-    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(event.get("text", ""))])
+    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(getattr(event, "text", ""))])
     assert sum("does not say which data it began with" in text for text in said) == 1
     assert len(folder.manifest().data.tasks) == 3
