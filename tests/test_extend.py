@@ -100,8 +100,8 @@ def test_data_of_the_next_task_is_new_not_changed(tmp_path, photos):
     fedprotip.run(photos, out=tmp_path / "r")
     class_folders(tmp_path / "photos", "xy", size=(8, 8))
     assert fedprotip.extend(tmp_path / "r")["tasks"] == 3
-    record = fedprotip.api.RunFolder.open(tmp_path / "r").manifest()["data"]
-    assert (len(record["tasks"]), record["accepted"]) == (3, [])
+    record = fedprotip.api.RunFolder.open(tmp_path / "r").manifest().data
+    assert (len(record.tasks), record.accepted) == (3, [])
 
 
 def test_a_class_that_sorts_first_would_give_the_model_wrong_names(tmp_path, photos):
@@ -126,5 +126,5 @@ def test_training_samples_of_learned_tasks_may_go(tmp_path, photos):
     with pytest.raises(fedprotip.UsageError, match=r"1 changed \(b/008.png\); put it back, or go on"):
         fedprotip.extend(tmp_path / "r")
     assert fedprotip.extend(tmp_path / "r", accept_data=True)["tasks"] == 3
-    (accepted,) = fedprotip.api.RunFolder.open(tmp_path / "r").manifest()["data"]["accepted"]
-    assert (accepted["task"], accepted["round"]) == (2, 0)
+    (accepted,) = fedprotip.api.RunFolder.open(tmp_path / "r").manifest().data.accepted
+    assert (accepted.task, accepted.round) == (2, 0)
