@@ -241,3 +241,13 @@ def test_a_manifest_without_a_model_is_a_sentence(copied):
     path.write_text(json.dumps(manifest))
     with pytest.raises(fedprotip.RunError, match=r"names no model\.safetensors"):
         fedprotip.load(copied)
+
+
+def test_tensors_that_do_not_fit_the_plan_are_a_sentence(copied):
+    """Hashes prove that files are those of the manifest, not that somebody made them well."""
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"]["statistics.safetensors"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(fedprotip.RunError, match=r"plan\.json and the tensors do not fit together \(KeyError"):
+        fedprotip.load(copied)

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+import fedprotip
 from fedprotip.methods.local import Own
+from fedprotip.methods.parts.references import References
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.objects import ObjectFolder
+from tests.small import quick, small
 
 DECLARED = (
     Kept("bases", "shared", {"layers/*": Form("d r"), "ranks": Form("t", torch.int64)}, artefact=True),
@@ -132,3 +135,17 @@ def test_a_client_keeps_only_what_is_declared_as_private(own, name):
         own.put(name, {})
     with pytest.raises(KeyError, match="is not declared"):
         own.put("memory", {"nonsense": torch.zeros(1)})
+
+
+def test_a_simulated_client_knows_what_a_real_one_is_told_and_no_more(tmp_path, monkeypatch):
+    """The local engine reads the server's knowledge; what belongs to the server alone must not be in it."""
+    seen, original = set(), References.answer
+
+    def answer(self, local):
+        seen.update(name.partition("/")[0] for name in local.known)
+        return original(self, local)
+
+    monkeypatch.setattr(References, "answer", answer)
+    quick(monkeypatch)
+    fedprotip.run(small(), out=tmp_path / "r")
+    assert seen == {"subspaces"}

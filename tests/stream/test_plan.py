@@ -65,3 +65,17 @@ def test_a_damaged_plan_is_refused(damage):
     raw = planned()[1].model_dump(mode="json") | damage
     with pytest.raises(ValidationError):
         Plan.model_validate_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("answering", "reason"),
+    [
+        ({"experts": {}}, "there is no expert"),
+        ({"chosen": "fused"}, "none of the ways"),
+        ({"ways": {"fused": {"router": "r", "expert": "heads"}}}, "none of the ways"),
+        ({"ways": {"w": {"router": "r", "expert": "wings"}}, "chosen": "w"}, "names the expert 'wings'"),
+    ],
+)
+def test_answers_that_cannot_be_put_together_are_refused(answering, reason):
+    with pytest.raises(ValidationError, match=reason):
+        Answering.model_validate(answering)

@@ -6,11 +6,13 @@ for answer in predictor.predict(images):
     print(answer.label, answer.probability, answer.unusual)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
@@ -116,6 +118,14 @@ def load(folder: str | Path) -> Predictor:
         raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
     if "model" + SUFFIX not in files:
         raise RunError(f"{run.path / 'manifest.json'} names no model{SUFFIX}: the folder is not whole.")
+    try:
+        return _put_together(run, plan, files)
+    except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise RunError(f"{run.path}: plan.json and the tensors do not fit together ({told}).") from None
+
+
+def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor:
     groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX) and name != DATA]
     tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
     network = _filled(plan, tensors.pop("model"))

@@ -66,11 +66,15 @@ class Exchange:
         """What clients are to be told; None: nothing.
 
         `combined`: for mean and sum one message with the combined tensors; for each the pairs (client, message), valid,
-        in the order of clients, one at a time; with `who = "nobody"` None.
+        in the order of clients, one at a time; with `who = "nobody"` None. Parcels go out while replies come in: what
+        it writes into `site.known` itself, it writes after the last reply.
         """
         return None
 
     # Both
 
     def receive(self, message: Message, site: "Site") -> None:
-        """Take in what `digest` made, at the server and, from its bytes, at every client."""
+        """Take in what `digest` made, at the server and, from its bytes, at every client.
+
+        A client may hear it with a later question than others: use the message and `site.known`, not the model.
+        """

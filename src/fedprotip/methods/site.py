@@ -71,8 +71,8 @@ class Site:
         self.specs: dict[str, Spec] = self.wire.specs(state)
 
     def follow(self, other: "Site") -> None:
-        """Stand at the task of another site of this process, with its knowledge and what it worked out."""
-        self.known, self.start, self.view, self.wire = other.known, other.start, other.view, other.wire
+        """Stand at the task of another site of this process, with what it worked out for it."""
+        self.start, self.view, self.wire = other.start, other.view, other.wire
         self.grow(other.task)
         self.task = other.task
         release(self.network, set(other.network.moving))

@@ -105,6 +105,12 @@ class Knowledge(dict[str, Tensor]):
         """What every client has too."""
         return {name: tensor for group in self.groups("shared").values() for name, tensor in group.items()}
 
+    def told(self) -> "Knowledge":
+        """What a client that was told everything knows."""
+        known = Knowledge(self.declared.values())
+        dict.update(known, self.shared())
+        return known
+
     def artefacts(self) -> dict[str, Tensors]:
         """File → its tensors, without the group's name before theirs."""
         return {

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedprotip.settings import ModelSettings, Section
@@ -36,6 +36,17 @@ class Answering(Section):
     )
     ways: dict[str, WayPlan] = Field({}, description="By name; without any no task is predicted.")
     chosen: str = Field("", description="The way of modes single and batch64; the others are reported beside it.")
+
+    @model_validator(mode="after")
+    def _everything_named_is_there(self) -> "Answering":
+        if not self.experts:
+            raise ValueError("there is no expert")
+        if (self.chosen or self.ways) and self.chosen not in self.ways:
+            raise ValueError(f"chosen = {self.chosen!r} is none of the ways")
+        for name, way in self.ways.items():
+            if way.expert not in self.experts:
+                raise ValueError(f"the way {name!r} names the expert {way.expert!r}, which is not there")
+        return self
 
 
 class Pixels(Section):
