@@ -19,6 +19,8 @@ from fedprotip.models.prefix import Rows
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
 
+pytestmark = pytest.mark.slow
+
 MODEL = ("model.name=small_cnn", "model.width=16", "model.depth=3", "model.norm=frozen")
 MODEL = (*MODEL, "model.freeze=layer1", "model.freeze_from=start")
 RUN = (*MODEL, "train.batch=16", "train.lr=0.1", "run.threads=1", "method.rank_rule=energy", "method.threshold=0.9")

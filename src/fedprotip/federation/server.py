@@ -137,8 +137,7 @@ class Server:
     def _plan(self) -> Message:
         """What a client is told once: the settings but for the data, which are its own, and the classes of tasks."""
         model = self.settings.model.model_copy(update={"weights": ""})  # they arrive with the model
-        own = self.settings.run
-        run = RunSettings(seed=own.seed, device=own.device, cache_mb=own.cache_mb)  # the rest is this machine's
+        run = RunSettings(seed=self.settings.run.seed, device=self.settings.run.device)  # the rest is this machine's
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
         classes = [list(known) for known in self.site.classes]
         return Message(PLAN, meta={"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes})

@@ -28,6 +28,7 @@ from fedprotip.stream import build_stream
 from tests.sites import through
 from tests.small import results, small
 
+pytestmark = pytest.mark.slow  # processes are started again and again; the conformance suite has the pool in short
 FIVE = {"count": 5, "alpha": 0.3}  # uneven: clients finish in another order than they begin
 
 
