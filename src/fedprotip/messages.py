@@ -65,7 +65,10 @@ class Message:
     def nbytes(self) -> int:
         """Payload: the tensors and the JSON, without the container's own header."""
         payload = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-        return payload + (len(json.dumps(self.meta)) if self.meta else 0)
+        try:
+            return payload + (len(json.dumps(self.meta)) if self.meta else 0)
+        except (ValueError, TypeError, RecursionError):  # nothing that can travel
+            return payload
 
     def to_bytes(self) -> bytes:
         # clone: the container refuses tensors that share memory
@@ -87,6 +90,12 @@ class Message:
         if not isinstance(meta, dict) or not isinstance(kind, str):
             raise BadMessage("not a readable message (metadata)")
         return cls(kind, tensors, meta)
+
+    def check_meta(self, *names: str) -> None:
+        """BadMessage unless the metadata has these entries and no others."""
+        if self.meta.keys() != set(names):
+            missing, extra = sorted(set(names) - self.meta.keys()), sorted(self.meta.keys() - set(names))
+            raise BadMessage(f"metadata missing: {missing}, unexpected: {extra}")
 
     def check_numbers(self, *names: str) -> None:
         """BadMessage unless the metadata has these entries as finite numbers."""

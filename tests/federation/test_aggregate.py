@@ -1,6 +1,7 @@
 """Eq. 6 against a plain sum; identical models are left alone to the last bit."""
 
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis.extra.numpy import arrays
 from fedprotip.federation.aggregate import Average, combine
 from fedprotip.messages import Message
 from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.parts.robust import middle
+from fedprotip.settings import TrainSettings
 from fedprotip.store.files import serialise
 
 floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -119,6 +122,8 @@ def test_small_contributions_are_not_lost_among_large_ones():
 
 # combine
 
+SITE = SimpleNamespace(settings=SimpleNamespace(train=TrainSettings()))
+
 
 def replies(count, earlier):
     """Replies of clients; none is made while one before the last is still held."""
@@ -134,7 +139,7 @@ def replies(count, earlier):
 def test_no_more_than_the_last_reply_is_held(how):
     exchange, earlier = Exchange(), []
     exchange.combine = how
-    combined = combine(exchange, replies(4, earlier), site=None)
+    combined = combine(exchange, replies(4, earlier), site=SITE)
     if how == "each":
         for _, message in combined:
             assert message.kind == "x"
@@ -147,4 +152,51 @@ def test_no_more_than_the_last_reply_is_held(how):
 def test_without_replies_there_is_nothing_to_digest(how):
     exchange = Exchange()
     exchange.combine = how
-    assert combine(exchange, [], site=None) is None
+    assert combine(exchange, [], site=SITE) is None
+
+
+class Weighed(Exchange):
+    """A mean of updates that begin at 1, weighed by what clients state."""
+
+    name, combine = "weighed", "mean"
+
+    def weight(self, message, site):
+        return message.meta["samples"]
+
+    def origin(self, name, site):
+        return torch.ones(3) if name == "w" else None
+
+
+def combined(how, rows, samples, trim=0.2):
+    site = SimpleNamespace(settings=SimpleNamespace(train=TrainSettings(aggregate=how, trim=trim)))
+    replies = [
+        (client, Message("weighed", {"w": torch.tensor(row), "n": torch.tensor(client)}, {"samples": count}))
+        for client, (row, count) in enumerate(zip(rows, samples, strict=True))
+    ]
+    return combine(Weighed(), iter(replies), site).tensors
+
+
+ROWS = [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5], [1.0, 2.0, 4.0], [2.0, 2.0, 3.0], [-5e5, 4e5, 1e6]]
+
+
+@pytest.mark.parametrize("how", ["trimmed", "median"])
+def test_one_client_cannot_move_a_robust_mean_far(how):
+    found = combined(how, ROWS, [10, 10, 10, 10, 10])
+    honest = torch.tensor(ROWS[:4])
+    assert (found["w"] >= honest.amin(0)).all()
+    assert (found["w"] <= honest.amax(0)).all()
+    assert found["n"].item() == 2  # counters: the middle one, not the largest
+
+
+def test_a_long_update_is_clipped_to_the_median_length():
+    """Lengths from (1, 1, 1): with equal directions the result is known."""
+    rows = [[1.0 + length, 1.0, 1.0] for length in (1.0, 2.0, 3.0, 1000.0, 2.0)]
+    found = combined("clipped", rows, [1, 1, 1, 1, 1])
+    assert found["w"].tolist() == pytest.approx([1 + (1 + 2 + 2 + 2 + 2) / 5, 1.0, 1.0])
+
+
+def test_robust_means_of_many_pieces_are_those_of_each_number(monkeypatch):
+    monkeypatch.setattr("fedprotip.federation.aggregate.PIECE", 2)
+    rows = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    found = combined("median", rows.tolist(), [1] * 7)
+    assert torch.allclose(found["w"], middle(rows, torch.ones(7), "median", 0.2))

@@ -138,7 +138,8 @@ def test_damaged_statistics_are_left_out_and_counted(tmp_path, monkeypatch):
 
     through(monkeypatch, broken, "summarise")
     summary = run(tmp_path / "r")
-    assert summary["failures"] == {"count": 3, "by_reason": {"a second moment is smaller than its sums allow": 3}}
+    reason = "its second moment is none, or does not fit its sums and counts"
+    assert summary["failures"] == {"count": 3, "by_reason": {reason: 3}}
 
 
 def test_interrupted_it_ends_with_the_same_bytes(tmp_path, monkeypatch):

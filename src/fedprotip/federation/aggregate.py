@@ -1,15 +1,25 @@
-"""What the server makes of many replies, one after another: their mean (Eq. 6), their sum, or each by itself."""
+"""What the server makes of many replies, one after another: their mean (Eq. 6), their sum, or each by itself.
 
-from collections.abc import Iterable
+A mean may also be one that a single client cannot move far (`train.aggregate`); then replies wait on disk.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
 from itertools import chain
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedprotip.federation.spool import Place, Spool
 from fedprotip.messages import Message
 from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.parts.robust import is_robust, middle
 from fedprotip.methods.site import Site
+from fedprotip.settings import TrainSettings
+from fedprotip.store.files import Tensors
 
 PIECE = 2**16
 """Numbers that are added at once: few enough that their float64 copy stays in the processor's cache."""
@@ -81,17 +91,97 @@ class Sum:
         return self._sum
 
 
+class Pile:
+    """All replies in a file without a name, to be looked at number by number: memory of one model and K pieces.
+
+    Weights are bounded: how many samples a client says it has can make nobody strong.
+    """
+
+    def __init__(self, train: TrainSettings) -> None:
+        self._train, self._weights = train, list[float]()
+        self._like: dict[str, Tensor] = {}
+        self._counters: dict[str, list[Tensor]] = {}
+        self._file = TemporaryFile(prefix="fedprotip-")  # noqa: SIM115 (closed by `result`)
+
+    def add(self, tensors: Tensors, weight: float) -> None:
+        self._weights.append(weight)
+        self._like = self._like or {name: tensor.to("meta") for name, tensor in tensors.items()}
+        for name in self._like:
+            if tensors[name].is_floating_point():
+                self._file.write(tensors[name].double().cpu().contiguous().numpy().data)
+            else:
+                self._counters.setdefault(name, []).append(tensors[name])
+
+    def __bool__(self) -> bool:
+        return bool(self._weights)
+
+    def result(self) -> Tensors:
+        """The median or trimmed mean of every number."""
+        sizes = [like.numel() for like in self._like.values() if like.is_floating_point()]
+        weights = torch.tensor(self._weights, dtype=torch.float64)
+        found, start = torch.empty(sum(sizes), dtype=torch.float64), 0
+        with self._file:
+            for piece in found.split(PIECE):
+                rows = [self._read(row * len(found) + start, len(piece)) for row in range(len(weights))]
+                piece.copy_(middle(torch.stack(rows), weights, self._train.aggregate, self._train.trim))
+                start += len(piece)
+        parts = iter(found.split(sizes))
+        return {name: self._tensor(name, like, parts) for name, like in self._like.items()}
+
+    def _tensor(self, name: str, like: Tensor, parts: Iterator[Tensor]) -> Tensor:
+        if like.is_floating_point():
+            return next(parts).to(like.dtype).view(like.shape)
+        return torch.stack(self._counters[name]).median(dim=0).values
+
+    def _read(self, place: int, count: int) -> Tensor:
+        self._file.seek(place * 8)
+        return torch.frombuffer(bytearray(self._file.read(count * 8)), dtype=torch.float64)
+
+
 def combine(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Site) -> Any:
     """What `Exchange.digest` is given; None when there is no reply. At most one reply at a time is in memory."""
     checked = iter(replies)
     if exchange.combine == "each":
         first = next(checked, None)
         return None if first is None else chain(iter([first]), checked)  # a list would be held to the end
-    mean, total = Average(), Sum()
-    for _, message in checked:
-        if exchange.combine == "mean":
-            mean.add(message.tensors, exchange.weight(message, site))
-        else:
+    if exchange.combine == "sum":
+        total = Sum()
+        for _, message in checked:
             total.add(message.tensors)
-    made = mean if exchange.combine == "mean" else total
-    return Message(exchange.name, made.result()) if made else None
+        return Message(exchange.name, total.result()) if total else None
+    mean = average(exchange, checked, site)
+    return Message(exchange.name, mean) if mean else None
+
+
+def average(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Site) -> Tensors | None:
+    """The mean of replies, as `train.aggregate` says."""
+    train = site.settings.train
+    if is_robust(train.aggregate):
+        pile = Pile(train)
+        for _, message in replies:
+            pile.add(message.tensors, exchange.weight(message, site))
+        return pile.result() if pile else None
+    mean, parts = Average(), ((message.tensors, exchange.weight(message, site)) for _, message in replies)
+    for tensors, weight in clipped(exchange, replies, site) if train.aggregate == "clipped" else parts:
+        mean.add(tensors, weight)
+    return mean.result() if mean else None
+
+
+def clipped(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Site) -> Iterator[tuple[Tensors, float]]:
+    """Replies and their weights; changes longer than the median one are made as long as that."""
+    with Spool() as spool:
+        waiting: list[tuple[Place, float, float]] = []
+        for _, message in replies:
+            changes = (exchange.change(name, tensor, site) for name, tensor in message.tensors.items())
+            lengths = (
+                torch.linalg.vector_norm(part, dtype=torch.float64).item() for part in changes if part is not None
+            )
+            waiting.append((spool.put(message), math.hypot(*lengths), exchange.weight(message, site)))
+        most = statistics.median(length for _, length, _ in waiting) if waiting else 0.0
+        for place, length, weight in waiting:
+            tensors = spool.get(place).tensors
+            if length > most:
+                for name, tensor in tensors.items():
+                    if (change := exchange.change(name, tensor, site)) is not None:
+                        tensors[name] = tensor - (change * (1 - most / length)).to(tensor.dtype)
+            yield tensors, weight

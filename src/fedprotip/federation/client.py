@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, START, Ask
+from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, START, Ask, answering
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods import create_method
 from fedprotip.methods.local import Local, Own
@@ -55,7 +55,7 @@ class Client:
         received = {name: tensor.clone() for name, tensor in site.changeable().items()} if exchange.trains else {}
         try:
             with torch.no_grad():
-                return exchange.answer(local)
+                return answering(exchange.answer(local), ask)
         finally:
             load_state(site.network, received)
             self._save(ask)

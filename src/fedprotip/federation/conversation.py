@@ -1,16 +1,21 @@
 """One exchange between the server and its clients, whatever it is about."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from fedprotip.federation.aggregate import combine
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Journal
-from fedprotip.federation.parcels import Reply, Request
+from fedprotip.federation.line import Measured, in_line
+from fedprotip.federation.parcels import Reply, Request, answers
 from fedprotip.federation.server import Direction, Server
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Exchange
 from fedprotip.store.events import Remark
+
+MOST_META = 2**16
+"""Characters of JSON beside the tensors of a reply."""
 
 Crossed = dict[int, list[tuple[Direction, Message]]]
 """Client → what crossed for the question under way, but for the reply."""
@@ -30,9 +35,10 @@ def converse(
     def request(client: int) -> Request:
         return server.request(client, exchange, round_, lambda way, message: crossed[client].append((way, message)))
 
-    requests = map(request, list(crossed))
-    replies = entered(engine.ask(requests), crossed, server, journal, round_)
-    checked = usable(replies, server, journal, exchange, round_, used)
+    asked = engine.ask(map(request, list(crossed)))
+    line = server.progress.line.setdefault(exchange.name, {}) if exchange.when == "round" else {}
+    judged = in_line((judge(reply, exchange, server) for reply in asked), exchange.slack, line)
+    checked = usable(judged, crossed, server, journal, exchange, round_, used)
     combined = combine(exchange, checked, server.site)
     if combined is not None:
         server.digest(exchange, combined)
@@ -41,25 +47,9 @@ def converse(
     return used
 
 
-def entered(
-    replies: Iterator[Reply], crossed: Crossed, server: Server, journal: Journal, round_: int | None
-) -> Iterator[Reply]:
-    """The same replies; what crossed before each of them is entered into the ledger when it is its turn.
-
-    However far ahead an engine works, the ledger has the order of clients.
-    """
-    task = server.site.task
-    for reply in replies:
-        for way, message in crossed.pop(reply.client):
-            journal.message(server.progress, way, reply.client, task, round_, message.kind, message.nbytes)
-            if way == "up":
-                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
-                journal.event(Remark(event="lost", task=task, client=reply.client, text=text))
-        yield reply
-
-
 def usable(
-    replies: Iterator[Reply],
+    replies: Iterator[Measured],
+    crossed: Crossed,
     server: Server,
     journal: Journal,
     exchange: Exchange,
@@ -68,33 +58,47 @@ def usable(
 ) -> Iterator[tuple[int, Message]]:
     """The replies that can be used, one at a time; the others are left out, reported and counted.
 
-    A reply is judged by what was asked, not by what it calls itself.
+    However far ahead an engine works, the ledger has the order of clients.
     """
     task, last = server.site.task, -1
-    for reply in replies:
-        assert reply.client > last, "an engine must yield replies in the order of clients"
-        last, refused = reply.client, reply.error
-        if reply.message is not None:
-            refused = _refusal(reply.message, exchange, server)
-            size = reply.message.nbytes  # under the name of what was asked: a client cannot fill the ledger with others
-            journal.message(server.progress, "up", reply.client, task, round_, exchange.name, size, refused)
-        if refused or reply.message is None:
-            journal.failure(server.progress, reply.client, task, round_, refused)
+    for measured in replies:
+        client, message, refused = measured.reply.client, measured.reply.message, measured.refused
+        assert client > last, "an engine must yield replies in the order of clients"
+        last = client
+        for way, sent in crossed.pop(client):
+            journal.message(server.progress, way, client, task, round_, sent.kind, sent.nbytes)
+            if way == "up":
+                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
+                journal.event(Remark(event="lost", task=task, client=client, text=text))
+        if message is not None:  # under the name of what was asked: a client cannot fill the ledger with others
+            journal.message(server.progress, "up", client, task, round_, exchange.name, measured.nbytes, refused)
+        if refused or message is None:
+            journal.failure(server.progress, client, task, round_, refused)
             continue
-        if remark := exchange.remark(reply.message, task, reply.client):
+        if remark := exchange.remark(message, task, client):
             journal.event(remark)
-        used[reply.client] = reply.message.meta
-        yield reply.client, reply.message
+        used[client] = message.meta
+        yield client, message
 
 
-def _refusal(message: Message, exchange: Exchange, server: Server) -> str:
-    """Why a reply cannot be used; empty when it can."""
+def judge(reply: Reply, exchange: Exchange, server: Server) -> Measured:
+    """A reply judged by what was asked, not by what it calls itself; and how large it is, for `in_line`."""
+    if reply.message is None:
+        return Measured(reply, refused=reply.error)
+    size, site = reply.message.nbytes, server.site
     try:
+        message = answers(reply.message, server.progress.step)
         if message.kind != exchange.name:
             raise BadMessage(f"a {exchange.name!r} message was expected, a {message.kind!r} message came")
-        exchange.check(message, server.site)
+        if len(json.dumps(message.meta)) > MOST_META:
+            raise BadMessage(f"its metadata are longer than {MOST_META} characters")
+        exchange.check(message, site)
+        sender = server.sender(reply.client)
+        exchange.check_sender(message, site, sender)
+        sizes, effort = dict(exchange.sizes(message, site)), exchange.effort(message, site, sender)
+        return Measured(Reply(reply.client, message), "", size, sizes, effort)
     except BadMessage as error:
-        return str(error)
+        why = str(error)
     except Exception as error:  # whatever a client sends, it must not stop the server
-        return f"it cannot be checked ({type(error).__name__}: {error})"
-    return ""
+        why = f"it cannot be checked ({type(error).__name__}: {error})"
+    return Measured(reply, why, size)

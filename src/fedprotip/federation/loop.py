@@ -24,7 +24,8 @@ from fedprotip.store.events import RoundDone, TaskDone
 from fedprotip.store.records import finite
 
 PATIENCE = 3
-"""Rounds in a row without any usable update after which the run stops: something is wrong with all clients."""
+"""Rounds in a row without any usable update after which the run stops, when as many different clients were asked (or
+all there are): something is wrong with all of them, not with one."""
 
 
 def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | None = None) -> None:
@@ -81,11 +82,12 @@ def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -
         if exchange.when == "round" and exchange.due(server.site):
             found = converse(server, engine, journal, exchange, round_)
             replies = found if exchange.trains else replies
+    server.count_barren(replies, round_)
     losses = [float(meta["loss"]) for meta in replies.values()]
-    server.progress.barren = 0 if replies else server.progress.barren + 1
     loss, seconds = finite(sum(losses) / len(losses)) if losses else None, perf_counter() - started
     journal.event(RoundDone(task=task, round=round_, loss=loss, clients=len(replies), seconds=seconds))
-    if server.progress.barren >= PATIENCE:
+    failing = len(server.progress.failing)
+    if server.progress.barren >= PATIENCE and failing >= min(PATIENCE, len(server.progress.present)):
         raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from fedprotip.messages import Message, Parcel
+from fedprotip.messages import BadMessage, Message, Parcel
 
 ASK, PLAN, KNOWLEDGE, MODEL, LOST = "ask", "plan", "knowledge", "model", "lost"
 """Kinds of messages."""
@@ -28,6 +28,23 @@ class Ask:
     @classmethod
     def of(cls, message: Message) -> "Ask":
         return cls(**message.meta)
+
+
+STEP = "step"
+"""Which question a reply answers, among its metadata."""
+
+
+def answering(reply: Message, ask: Ask) -> Message:
+    """The reply as it travels: it says which question it answers."""
+    return Message(reply.kind, reply.tensors, {**reply.meta, STEP: ask.step})
+
+
+def answers(reply: Message, step: int) -> Message:
+    """The reply itself; BadMessage when it answers another question than this one."""
+    meta = dict(reply.meta)
+    if (said := meta.pop(STEP, None)) != step or isinstance(said, bool):
+        raise BadMessage(f"it does not answer question {step}, of this task and round")
+    return Message(reply.kind, reply.tensors, meta)
 
 
 @dataclass(frozen=True)

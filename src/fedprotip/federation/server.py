@@ -10,7 +10,7 @@ from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Req
 from fedprotip.inference.predictor import Predictor
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.site import Site
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
@@ -42,8 +42,10 @@ class Progress:
     asked: dict[str, int] = field(default_factory=dict)  # client → the last question it was asked
     sent: dict[str, list[int]] = field(default_factory=dict)  # client → [task, version] of the last model it got
     knows: dict[str, list[int]] = field(default_factory=dict)  # client → [task, digests of it] that it got
+    line: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # exchange → sizes that were in line
     told: list[list[Any]] = field(default_factory=list)  # digests of the task under way: [exchange, metadata]
     barren: int = 0  # rounds in a row without a single usable update
+    failing: list[int] = field(default_factory=list)  # clients that were asked in them
     failures: dict[str, int] = field(default_factory=dict)  # reason → how often
     last_failure: str = "no client has data"
     matrix: dict[str, list[list[float]]] = field(default_factory=dict)  # mode → row per evaluation
@@ -86,6 +88,10 @@ class Server:
         if missing:
             absent(self.site.task, missing)
 
+    def sender(self, client: int) -> Sender:
+        """What is known about a client."""
+        return Sender(client, self.progress.present.get(str(client)))
+
     def clients(self, exchange: Exchange, round_: int | None) -> list[int]:
         """Whom an exchange asks."""
         active, task = self.stream.clients(self.site.task), self.site.task
@@ -100,6 +106,13 @@ class Server:
         wanted = max(int(self.settings.clients.fraction * active), 1)
         rng = numpy_stream(self.settings.run.seed, "clients", task, round_)
         return sorted(np.array(present)[rng.permutation(len(present))[:wanted]].tolist())
+
+    def count_barren(self, replies: dict[int, Any], round_: int) -> None:
+        """Note a round without usable updates, and who was asked in it."""
+        progress = self.progress
+        asked = self.clients(self.method.exchange("model"), round_)
+        progress.barren = 0 if replies else progress.barren + 1
+        progress.failing = [] if replies else sorted({*progress.failing, *asked})
 
     # What goes to clients
 
@@ -196,7 +209,7 @@ class Server:
         """All exchanges are over."""
         self.settle()
         self.progress.digests.append(len(self.progress.told))
-        self.progress.told, self._told = [], []
+        self.progress.told, self._told, self.progress.line = [], [], {}
 
     def predictor(self, task: int) -> Predictor:
         """What answers for samples of tasks 0…task."""

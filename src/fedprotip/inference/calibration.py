@@ -13,6 +13,8 @@ from fedprotip.store.files import Tensors
 
 TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
+MOST_LOSS = 50
+"""−log p(right answer) of one sample is cut here."""
 BINS = 2048
 """Bins of `unusual`, from 0 to infinity."""
 
@@ -26,7 +28,7 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
     found = []
     for temperature in TEMPERATURES:
         scores = (log_probabilities / temperature).log_softmax(1)
-        found.append(-scores.masked_fill(~right, -torch.inf).logsumexp(1).clamp_min(-50).double().sum())
+        found.append(-scores.masked_fill(~right, -torch.inf).logsumexp(1).clamp_min(-MOST_LOSS).double().sum())
     return torch.stack(found)
 
 

@@ -58,7 +58,7 @@ class Method:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.check()
-        start = [ClosedStart(settings.statistics.rank)] if settings.train.head_start == "closed" else []
+        start = [ClosedStart(settings)] if settings.train.head_start == "closed" else []
         self.exchanges = (Presence(), *start, *self.at_begin(), Training(), *self.at_end())
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):

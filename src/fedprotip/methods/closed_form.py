@@ -37,7 +37,7 @@ class LDA(Method):
     Options: ClassVar[type[MethodSettings]] = LDAOptions
 
     def at_end(self) -> Sequence[Exchange]:
-        return (statistics.Statistics(self.settings.statistics.rank),)
+        return (statistics.Statistics(self.settings),)
 
     def rounds(self, task: int) -> int:
         assert isinstance(self.settings.method, LDAOptions)

@@ -4,7 +4,11 @@ A round of training is one, as are the closed-form start of a head, bases, refer
 is a list of them and a few hooks.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import Tensor
 
 from fedprotip.messages import Message
 from fedprotip.store.events import Event
@@ -16,6 +20,15 @@ if TYPE_CHECKING:
 When = Literal["begin", "round", "end"]
 Who = Literal["present", "everyone", "nobody"]
 Combine = Literal["mean", "sum", "each"]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What the server knows about the client that sent a reply."""
+
+    client: int
+    samples: int | None = None
+    """Its samples of the task, as it said at the beginning; None: it was not asked, or gave no usable answer."""
 
 
 class Exchange:
@@ -38,6 +51,8 @@ class Exchange:
 
     trains: bool = False
     """Whether answering changes the client's model, which is then put back to the one it was sent."""
+    slack: ClassVar[float] = 3.0
+    """How many times as large as the others' a reply may be (`sizes`)."""
 
     def due(self, site: "Site") -> bool:
         """Whether it takes place in the task that the site has begun."""
@@ -54,9 +69,35 @@ class Exchange:
     def check(self, message: Message, site: "Site") -> None:
         """Raise BadMessage unless this reply can be used; the kind has been checked."""
 
+    def check_sender(self, message: Message, site: "Site", sender: Sender) -> None:
+        """Raise BadMessage unless this reply fits what its sender said before; it has been checked by itself."""
+
+    def sizes(self, message: Message, site: "Site") -> Mapping[str, float]:
+        """What of a reply must be in line with the other clients': what it is → how large it is.
+
+        A reply is left out when one of them is more than `slack` times the largest of the others, in this round or an
+        earlier one of the task; see `federation/line.py`.
+        """
+        return {}
+
+    def effort(self, message: Message, site: "Site", sender: Sender) -> float:
+        """How much work stands behind a reply; sizes may grow in proportion to it."""
+        return 1.0
+
     def weight(self, message: Message, site: "Site") -> float:
         """The weight of a reply in a mean."""
         return 1.0
+
+    def origin(self, name: str, site: "Site") -> Tensor | None:
+        """What a tensor of a mean was at the clients before they answered; None: zero."""
+        return None
+
+    def change(self, name: str, tensor: Tensor, site: "Site") -> Tensor | None:
+        """How far a tensor of a reply is from its origin; None for counters."""
+        if not tensor.is_floating_point():
+            return None
+        origin = self.origin(name, site)
+        return tensor if origin is None else tensor.float() - origin.float()
 
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         """What a usable reply says that belongs into events.jsonl."""

@@ -108,8 +108,8 @@ class FedProTIP(Method):
 
     def at_end(self) -> Sequence[Exchange]:
         """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
-        told = [statistics.Statistics(self.settings.statistics.rank, tells=self.calibrates, keeps_moments=True)]
-        asked = [Calibrating(self._by_statistics())]
+        told = [statistics.Statistics(self.settings, tells=self.calibrates, keeps_moments=True)]
+        asked = [Calibrating(self._by_statistics(), self.settings.train)]
         return (
             *(told if self.options.statistics else []),
             Bases(self.options, self.settings),

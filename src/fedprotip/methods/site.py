@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.assemble import assemble
@@ -45,6 +46,7 @@ class Site:
         self.version = 0  # how often a model was heard here
         self.on_progress: OnProgress = lambda what, done, total: None  # told how far a long step of the server is
         self._before: Network | None = None
+        self._positive: tuple[int, bool] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -92,6 +94,23 @@ class Site:
         load_state(self.network, self.wire.unpack(self.news))
         self.version += 1
 
+    def sent(self, name: str) -> Tensor | None:
+        """A tensor of the model that clients were sent, in the form in which it travels; None: it has not changed."""
+        if name in self.news or self.wire.is_change(name):
+            return self.news.get(name)
+        return tensor_of(self.network, name).detach().cpu()
+
+    def positive_features(self) -> bool:
+        """Whether no feature can be negative, as after a ReLU: found by a few images of noise, once in a task."""
+        if self._positive is None or self._positive[0] != self.task:
+            noise = torch.randn(16, *self.image_shape, generator=torch.Generator().manual_seed(0))
+            mode = self.network.training
+            with torch.no_grad():
+                features = self.network.eval().embed(noise.to(self.device))
+            self.network.train(mode)
+            self._positive = self.task, bool((features >= 0).all())
+        return self._positive[1]
+
     def settle(self) -> None:
         """The last round is over: what moved travels as it is from now on, for its coordinates end with its bases."""
         self.news = {}
@@ -105,7 +124,7 @@ class Site:
             load_state(self._before, self.start)
         return self._before
 
-    def before_news(self, name: str) -> torch.Tensor | None:
+    def before_news(self, name: str) -> Tensor | None:
         """A tensor that has not moved in this task, or W^(t,0) of one that has; None where the news replace it."""
         start = self.start.get(name)
         return tensor_of(self.network, name).detach() if start is None and name not in self.news else start

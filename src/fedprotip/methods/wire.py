@@ -53,6 +53,11 @@ class Wire:
         narrowed = tensor.is_floating_point() and tensor.itemsize > self._precision.itemsize
         return narrowed or name in self._layers
 
+    def is_change(self, name: str) -> bool:
+        """Whether a tensor travels as its change since W^(t,0)."""
+        start = self._start.get(name)
+        return start is not None and self._as_change(name, start)
+
     def pack(self, state: Tensors) -> Tensors:
         """What is sent of a model, with memory of its own on the CPU."""
         return {name: self._pack(name, tensor.detach()) for name, tensor in state.items()}
@@ -76,9 +81,9 @@ class Wire:
         return change.to("cpu", self._precision)
 
     def _unpack(self, name: str, tensor: Tensor) -> Tensor:
-        start = self._start.get(name)
-        if start is None or not self._as_change(name, start):
+        if not self.is_change(name):
             return tensor
+        start = self._start[name]
         change = tensor.to(start)
         if name not in self._layers:
             return start + change

@@ -196,6 +196,15 @@ class TrainSettings(Section):
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
     )
+    aggregate: Literal["mean", "clipped", "trimmed", "median"] = Field(
+        "mean",
+        description="What the server makes of updates: their mean; the mean of updates no longer than the median one; "
+        "of every number the mean without the extremes, or the median. The last two also hold for class statistics, "
+        "calibration and bases: one client of many cannot spoil them; docs/threats.md says what they cost.",
+    )
+    trim: float = Field(
+        0.2, gt=0, lt=0.5, description="Share of clients that `trimmed` leaves out at each end, at least one."
+    )
     wire: Literal["float32", "bf16"] = Field(
         "float32", description="What models and bases travel as; bf16: rounded, in half the bytes."
     )

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from fedprotip.federation.engines.base import answered
-from fedprotip.federation.parcels import Ask, Reply, Request
+from fedprotip.federation.parcels import Ask, Reply, Request, answering
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.methods.local import Local, Own
@@ -47,7 +47,8 @@ class LocalEngine:
         holding = Holding(self._server.stream, client)
         own = Own(self._store, client, self._server.method.state)
         with torch.no_grad():
-            reply = exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
+            answer = exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
+        reply = answering(answer, ask)
         return Message(reply.kind, reply.tensors, json.loads(json.dumps(reply.meta)))  # as it is after a journey
 
     def _stand_where_the_server_stands(self) -> None:

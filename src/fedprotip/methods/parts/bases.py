@@ -1,6 +1,7 @@
 """Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -8,15 +9,17 @@ import torch
 from torch import Tensor
 
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import Moments, kept_moments
 from fedprotip.methods.parts.protection import ROUTING, Protection
+from fedprotip.methods.parts.robust import is_robust, supported
 from fedprotip.methods.site import Site
 from fedprotip.models.capture import capture, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings
+from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
 from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
@@ -30,6 +33,8 @@ ROUNDED = 1e-2
 """Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 SMALL = 32
 """Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
+FEW = 16
+"""Ranks below d/16 are not told apart when those of clients are compared."""
 ENERGY = torch.finfo(torch.float32).max
 """The largest energy that a client may tell: its square is finite."""
 
@@ -132,14 +137,27 @@ class Bases(Exchange):
         ranks = {name: message.tensors[name].shape[-1] for name in specs if name in message.tensors}
         specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
         message.check(self.name, specs)
+        message.check_meta(*message.meta.keys() & {"rest"})
         for name in ranks:
             if self._by_energy(name):
                 self._check_energies(name, message)
         if ranks[ROUTING] == 0:
             raise BadMessage("the routing basis is empty")
 
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        """Ranks, of which few are not told apart, and energies where they decide."""
+        bases = {name: basis for name, basis in message.tensors.items() if not name.startswith(SIGMA)}
+        ranks = {f"rank of {name}": max(basis.shape[1], len(basis) / FEW) for name, basis in bases.items()}
+        sigmas = {name: message.tensors[SIGMA + name].double().norm().item() for name in bases if self._by_energy(name)}
+        return ranks | {f"energy of {name}": height for name, height in sigmas.items() if height}
+
+    def effort(self, message: Message, site: Site, sender: Sender) -> float:
+        return max(sender.samples or 1, 1)
+
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message:
         """Eq. 10 for every layer, one client after another."""
+        if is_robust(site.settings.train.aggregate):
+            combined = self._supported(list(combined))
         earlier = protection(site).earlier
         mergers = {ROUTING: self._merger(ROUTING, earlier[ROUTING], site.task)}
         nothing = torch.zeros(site.network.features, 0)
@@ -162,6 +180,20 @@ class Bases(Exchange):
         if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
             merged[ROUTING] = torch.eye(site.network.features, 1)
         return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()})
+
+    def _supported(self, replies: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
+        """Without the directions that only one client asks for."""
+        kept: list[Tensors] = [{} for _ in replies]
+        for name in {name for _, message in replies for name in message.tensors if not name.startswith(SIGMA)}:
+            senders = [place for place, (_, message) in enumerate(replies) if name in message.tensors]
+            rotations = supported([replies[place][1].tensors[name] for place in senders])
+            for place, rotation in zip(senders, rotations, strict=True):
+                told = replies[place][1].tensors
+                kept[place][name] = (told[name].double() @ rotation).to(told[name].dtype)
+                if self._by_energy(name):
+                    energies = rotation.square().T @ told[SIGMA + name].double().square()
+                    kept[place][SIGMA + name] = energies.sqrt().float()
+        return [(client, replace(message, tensors=kept[place])) for place, (client, message) in enumerate(replies)]
 
     def _check_energies(self, name: str, message: Message) -> None:
         """Singular values, captured energy and tail of a basis must not be negative, and have finite squares."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedprotip.errors import RunError
 from fedprotip.inference.route import references
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import kept_moments
 from fedprotip.methods.site import Site
@@ -41,6 +41,26 @@ class References(Exchange):
 
     def check(self, message: Message, site: Site) -> None:
         check_references(message, site.task)
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        """It refers to samples that it has; what it told about earlier tasks stays, or was lost."""
+        counts, values = message.tensors["counts"], message.tensors["values"]
+        if counts[site.task] > (sender.samples or 0):
+            raise BadMessage(f"it refers to {counts[site.task]} samples of a task of which it has {sender.samples}")
+        clients = site.known["references/clients"].tolist() if "references/clients" in site.known else []
+        if sender.client not in clients:
+            return  # it may have been left out, or away, until now
+        row = clients.index(sender.client)
+        before, old = site.known["references/counts"][row], site.known["references/values"][row]
+        same = (counts[: len(before)] > 0) & (before > 0)
+        if (counts[: len(before)] > before)[before > 0].any():
+            raise BadMessage("it refers to more samples of an earlier task than it did before")
+        told = values[: len(before), : len(before)][same]
+        if not torch.allclose(told, old[same], rtol=1e-3, equal_nan=True):
+            raise BadMessage("its references to earlier tasks are others than before")
+
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        return {"reference": float(message.tensors["values"].max())} if message.tensors["counts"].any() else {}
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
         site.known.update(collected(combined, site.known, site.task))
@@ -78,6 +98,7 @@ def check_references(message: Message, task: int) -> None:
     """Raise BadMessage unless these are references of all tasks up to this one."""
     table = Spec((task + 1, task + 1))
     message.check(References.name, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
+    message.check_meta()
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a reference, a variance or a count is negative")
     if (message.tensors["counts"] > SAMPLES).any():

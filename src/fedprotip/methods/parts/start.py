@@ -4,10 +4,11 @@ from typing import Any
 
 from fedprotip.inference.statistics import Gaussians
 from fedprotip.messages import Message
-from fedprotip.methods.exchange import Combine, Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.site import Site
+from fedprotip.settings import Settings
 from fedprotip.store.events import Event
 
 
@@ -16,9 +17,9 @@ class ClosedStart(Exchange):
 
     name, when, needed = "start", "begin", False
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self.combine: Combine = "each" if rank else "sum"
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.combine = statistics.combination(settings)
 
     def due(self, site: Site) -> bool:
         """A head that all tasks share is new once, and only a task that trains needs one."""
@@ -28,15 +29,22 @@ class ClosedStart(Exchange):
         return statistics.gather(local, self.name, mapped=False)
 
     def check(self, message: Message, site: Site) -> None:
-        classes = len(site.network.labels[site.network.head_of(site.task)])
-        statistics.check(message, self.name, classes, site.network.features, self._rank)
+        classes, rank = statistics.classes_of(site), self._settings.statistics.rank
+        statistics.check(message, self.name, classes, site.network.features, rank)
+        statistics.check_signs(message, site.positive_features())
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        statistics.check_counts(message, sender, site.settings.statistics.minimum)
+
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        return statistics.sizes(message)
 
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return statistics.withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """The head as the linear discriminant of its statistics."""
-        sums = statistics.summed(combined)
+        sums = statistics.summed(combined, self._settings.train)
         if not sums.seen.any():
             return None
         weight, bias = Gaussians.of(sums).head()

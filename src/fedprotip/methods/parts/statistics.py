@@ -9,17 +9,20 @@ from torch import Tensor
 from fedprotip.inference.experts import SHARED, STATISTICS
 from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS, FeatureMap, Sums, low_rank, pack, recall, unpack
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
-from fedprotip.methods.exchange import Combine, Exchange
+from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import Moments
+from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
-from fedprotip.settings import Settings
+from fedprotip.settings import Settings, TrainSettings
 from fedprotip.store.events import Event, Withheld
 from fedprotip.stream.plan import Answering, Options, WayPlan
 
 KIND = "statistics"
+ROUNDED = 1e-6
+"""Error of a scatter matrix whose moment and sums were rounded to float32, as a share of the moment's trace."""
 
 
 def kept(shared: bool) -> Kept:
@@ -32,16 +35,15 @@ class Statistics(Exchange):
     """Sums of every client's features at the end of a task.
 
     Args:
-        rank: as in the settings; sums of low rank cannot be added up by somebody who does not see each of them.
         tells: clients are told the sums of all (they calibrate answers by them).
         keeps_moments: the moments of a client's features stay with it, for routing.
     """
 
     name = KIND
 
-    def __init__(self, rank: int, tells: bool = False, keeps_moments: bool = False) -> None:
-        self._rank, self._tells, self._keeps_moments = rank, tells, keeps_moments
-        self.combine: Combine = "each" if rank else "sum"
+    def __init__(self, settings: Settings, tells: bool = False, keeps_moments: bool = False) -> None:
+        self._settings, self._tells, self._keeps_moments = settings, tells, keeps_moments
+        self.combine = combination(settings)
 
     def answer(self, local: Local) -> Message:
         moments = Moments(local.network.features)
@@ -52,18 +54,35 @@ class Statistics(Exchange):
 
     def check(self, message: Message, site: Site) -> None:
         width = feature_map(site.network, site.settings).out
-        check(message, self.name, len(site.network.labels[site.network.head_of(site.task)]), width, self._rank)
+        check(message, self.name, classes_of(site), width, self._settings.statistics.rank)
+        check_signs(message, positive=bool(site.settings.statistics.features) or site.positive_features())
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        check_counts(message, sender, site.settings.statistics.minimum)
+
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        return sizes(message)
 
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
-        remember(site.known, summed(combined))
+        remember(site.known, summed(combined, self._settings.train))
         told = {name.removeprefix("statistics/"): site.known[name] for name in (COUNTS, SUMS, MOMENT)}
         return Message(KIND, told) if self._tells else None
 
     def receive(self, message: Message, site: Site) -> None:
         site.known.update({f"statistics/{name}": tensor for name, tensor in message.tensors.items()})
+
+
+def combination(settings: Settings) -> Combine:
+    """Sums of low rank, and those that trust no single client, can be added by whoever sees each of them only."""
+    return "each" if settings.statistics.rank or is_robust(settings.train.aggregate) else "sum"
+
+
+def classes_of(site: Site) -> int:
+    """Classes of the task under way."""
+    return len(site.network.labels[site.network.head_of(site.task)])
 
 
 def feature_map(network: Network, settings: Settings) -> FeatureMap:
@@ -119,7 +138,8 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     rank = _rank(d, rank)
     products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
-    if type(message.meta.get("withheld")) is not int or not 0 <= message.meta["withheld"] <= classes:
+    message.check_meta("withheld")
+    if type(message.meta["withheld"]) is not int or not 0 <= message.meta["withheld"] <= classes:
         raise BadMessage(f"withheld is not a number of classes up to {classes}")
     if (message.tensors["counts"] < 0).any() or (message.tensors["counts"] > SAMPLES).any():
         raise BadMessage("a count is negative or impossible")
@@ -130,15 +150,46 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")
         return
-    squares = unpack(message.tensors["moment"], d).diagonal().double()
-    if (squares < (sums.square() / counts.clamp_min(1)[:, None]).sum(0) * (1 - 1e-4)).any():
-        raise BadMessage("a second moment is smaller than its sums allow")
+    moment = unpack(message.tensors["moment"].double(), d)
+    scatter = moment - sums.T @ (sums / counts.clamp_min(1)[:, None])
+    scatter.diagonal().add_(max(ROUNDED * moment.trace().item(), torch.finfo(torch.float32).tiny))
+    if torch.linalg.cholesky_ex(scatter)[1]:
+        raise BadMessage("its second moment is none, or does not fit its sums and counts")
 
 
-def summed(combined: Message | Iterable[tuple[int, Message]]) -> Sums:
+def check_signs(message: Message, positive: bool) -> None:
+    """Raise BadMessage where features that cannot be negative have negative sums or products."""
+    parts = [message.tensors[name] for name in ("sums", "moment") if name in message.tensors]
+    if positive and any((part < 0).any() for part in parts):
+        raise BadMessage("features that cannot be negative have negative sums")
+
+
+def check_counts(message: Message, sender: Sender, minimum: int) -> None:
+    """Raise BadMessage unless the counts of classes add up to the samples that the sender has."""
+    counts, withheld = message.tensors["counts"], message.meta["withheld"]
+    missing = (sender.samples or 0) - int(counts.sum())
+    if not withheld <= missing <= withheld * (minimum - 1):
+        raise BadMessage(f"its counts add up to {int(counts.sum())}, but it has {sender.samples} samples")
+    if ((counts > 0) & (counts < minimum)).any():
+        raise BadMessage(f"a class of fewer than {minimum} samples should be left out")
+
+
+def sizes(message: Message) -> dict[str, float]:
+    """The length of a feature (root of the mean square), and its inverse: neither may be far from others'."""
+    found = _sums(message)
+    samples, trace = found.counts.sum().item(), found.moment.trace().item()
+    if not samples or not trace > 0:
+        return {}
+    length = (trace / samples) ** 0.5
+    return {"length of features": length, "inverse length of features": 1 / length}
+
+
+def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings) -> Sums:
     """The sums of all clients: from one message that holds them, or from each client's own."""
     if isinstance(combined, Message):
         return _sums(combined)
+    if is_robust(train.aggregate):
+        return robust_sums([_sums(message) for _, message in combined], train.aggregate, train.trim)
     total: Sums | None = None
     for _, message in combined:
         one = _sums(message)

@@ -1,5 +1,6 @@
 """The round of training: local steps from the received model (PGD of Algorithm 1), and their average (Eq. 6)."""
 
+import math
 from collections.abc import Iterator
 from inspect import signature
 from itertools import chain, count, islice
@@ -12,18 +13,24 @@ from torch import Tensor, nn
 from fedprotip.errors import UsageError, nearest
 from fedprotip.messages import SAMPLES, BadMessage, Message
 from fedprotip.methods.constraint import Constraint
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
+from fedprotip.methods.parts.presence import check_samples
 from fedprotip.methods.site import Site
 from fedprotip.models.batches import pieces
 from fedprotip.models.norms import training_mode
 from fedprotip.models.prefix import InputBatch, still_prefix
 from fedprotip.models.products import by_products
+from fedprotip.models.state import tensor_of
 from fedprotip.models.steps import channels_last
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import TrainSettings
 
 MODEL = "model"
+SHORT = 0.1
+"""Updates shorter than this share of the model are not told apart."""
+ROUNDED = 1e-2
+"""How far below 0 a variance may lie that was rounded on its way, as a share of the largest."""
 
 
 class Training(Exchange):
@@ -35,9 +42,47 @@ class Training(Exchange):
 
     def check(self, message: Message, site: Site) -> None:
         message.check(MODEL, site.specs)
-        message.check_numbers("samples", "loss")
-        if not 0 < message.meta["samples"] <= SAMPLES:
-            raise BadMessage(f"samples = {message.meta['samples']} is not a number of samples")
+        message.check_meta("samples", "loss")
+        message.check_numbers("loss")
+        check_samples(message)
+        for name, tensor in message.tensors.items():
+            if not tensor.is_floating_point() and not 0 <= tensor.min() <= tensor.max() <= SAMPLES:
+                raise BadMessage(f"{name} counts what cannot have been")
+            if name.endswith("running_var"):
+                variance = site.wire.unpack({name: tensor})[name]
+                if (variance < -ROUNDED * variance.abs().max()).any():
+                    raise BadMessage(f"{name} has a negative variance")
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        if message.meta["samples"] != sender.samples:
+            raise BadMessage(f"{message.meta['samples']} samples are stated, before it were {sender.samples}")
+
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        """How far the model has moved from the one that was sent: backbone, head, and running statistics.
+
+        Moves of less than `SHORT` of what moves are not told apart: where training has little left to do, most clients
+        may stand still and one may not.
+        """
+        moves, stood = dict[str, list[float]](), dict[str, list[float]]()
+        moving = set(site.network.moving)
+        for name, tensor in message.tensors.items():
+            if (change := self.change(name, tensor, site)) is not None:
+                what = "head" if name.startswith("heads.") else "backbone" if name in moving else "running statistics"
+                moves.setdefault(what, []).append(change.norm(dtype=torch.float64).item())
+                held = tensor_of(site.network, name).detach()
+                stood.setdefault(what, []).append(held.norm(dtype=torch.float64).item())
+        return {
+            f"update of the {what}": max(math.hypot(*lengths), SHORT * math.hypot(*stood[what]))
+            for what, lengths in moves.items()
+        }
+
+    def origin(self, name: str, site: Site) -> Tensor | None:
+        return site.sent(name)
+
+    def effort(self, message: Message, site: Site, sender: Sender) -> float:
+        """Local steps."""
+        train, samples = site.settings.train, int(message.meta["samples"])
+        return train.steps or train.epochs * -(-samples // train.batch)
 
     def weight(self, message: Message, site: Site) -> float:
         """p_k of Eq. 6, up to normalisation."""

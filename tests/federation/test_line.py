@@ -1,0 +1,103 @@
+"""Replies that are out of line with the others': which are left out, in which order, and what is remembered."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import tensor
+
+from fedprotip.federation.line import Measured, in_line
+from fedprotip.federation.parcels import Reply
+from fedprotip.messages import Message
+
+
+def measured(client, size, effort=1.0, refused=""):
+    message = Message("model", {"w": tensor([float(client)])}, {"n": client})
+    return Measured(Reply(client, message), refused, message.nbytes, {"update": size}, effort)
+
+
+def judged(sizes, slack=4.0, known=None, efforts=None):
+    """Which clients are refused."""
+    efforts = efforts or [1.0] * len(sizes)
+    replies = [measured(client, size, effort) for client, (size, effort) in enumerate(zip(sizes, efforts, strict=True))]
+    found = list(in_line(iter(replies), slack, {} if known is None else known))
+    assert [each.reply.client for each in found] == list(range(len(sizes)))
+    for client, each in enumerate(found):  # those that waited on disk are what they were
+        assert each.reply.message is not None
+        assert each.reply.message.tensors["w"].tolist() == [client]
+        assert each.reply.message.meta == {"n": client}
+    return [each.reply.client for each in found if each.refused]
+
+
+def test_one_many_times_as_large_as_all_others_is_left_out_wherever_it_stands():
+    for place in range(5):
+        sizes = [1.0, 1.2, 0.9, 1.1, 1.0]
+        sizes[place] = 100.0
+        assert judged(sizes) == [place]
+        sizes[place] = 4.0
+        assert judged(sizes) == []
+
+
+def test_the_reason_names_what_is_out_of_line():
+    found = list(in_line(iter([measured(0, 1.0), measured(1, 50.0), measured(2, 2.0)]), 4.0, {}))
+    assert found[1].refused == "its update is 50, out of line with all others: at most 4 times 2"
+
+
+def test_a_client_with_more_steps_may_move_farther():
+    assert judged([1.0, 1.0, 30.0]) == [2]
+    assert judged([1.0, 1.0, 30.0], efforts=[1, 1, 10]) == []
+    assert judged([1.0, 1.0, 50.0], efforts=[1, 1, 10]) == [2]
+    assert judged([30.0, 30.0, 1.0], efforts=[10, 10, 1]) == []
+
+
+def test_of_two_either_may_be_the_odd_one():
+    assert judged([1.0, 1000.0]) == []
+    assert judged([1000.0]) == []
+
+
+def test_earlier_rounds_count_and_are_remembered():
+    known = {}
+    assert judged([1.0, 2.0, 1000.0], known=known) == [2]
+    assert known == {"update": [2.0, 2.0]}
+    assert judged([0.1, 9.0], known=known) == [1]
+    assert judged([7.0], known=known) == []
+    assert known == {"update": [7.0, 7.0]}
+
+
+def test_a_reply_that_is_refused_already_says_nothing_about_others():
+    replies = [measured(0, 1.0), measured(1, 1000.0, refused="bad"), measured(2, 100.0), measured(3, 1.0)]
+    found = list(in_line(iter(replies), 4.0, {}))
+    assert [bool(each.refused) for each in found] == [False, True, True, False]
+    assert found[1].refused == "bad"
+
+
+def test_nothing_waits_longer_than_it_must():
+    """As soon as two others have come, a reply that is in line goes on."""
+    seen = []
+
+    def replies():
+        for client in range(5):
+            seen.append(client)
+            yield measured(client, 1.0)
+
+    ahead = [(each.reply.client, len(seen)) for each in in_line(replies(), 4.0, {})]
+    assert ahead == [(0, 3), (1, 3), (2, 3), (3, 4), (4, 5)]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=3, max_size=8), st.floats(1, 10))
+def test_the_verdict_is_that_of_the_whole_round(sizes, slack):
+    expected = [
+        place
+        for place, size in enumerate(sizes)
+        if size > slack * max(other for at, other in enumerate(sizes) if at != place)
+    ]
+    assert judged(sizes, slack) == expected
+
+
+def test_what_few_clients_tell_is_not_compared():
+    """One of five tells something of its features; the others have too few samples."""
+
+    def replies():
+        for client in range(5):
+            message = Message("statistics", {})
+            yield Measured(Reply(client, message), "", 0, {"length": 2.0} if client == 1 else {})
+
+    assert not any(each.refused for each in in_line(replies(), 3.0, {}))
