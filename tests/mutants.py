@@ -7,12 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src") / "fedprotip"
+TOGETHER = 2
+"""Mutants that are tested at a time, each in a process of its own."""
 FAILED = 1
 """What pytest returns when tests ran and some failed; an import that breaks is something else."""
 
@@ -235,11 +239,17 @@ def caught(mutant: Mutant) -> str:
     return f"{mutant.name}: pytest ended with {found.returncode}, not {FAILED}\n{found.stdout[-2000:]}{found.stderr}"
 
 
+def judged(mutants: Iterable[Mutant]) -> Iterator[tuple[Mutant, str]]:
+    """Every mutant with what `caught` says of it, as soon as it is known."""
+    mutants = list(mutants)
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        yield from zip(mutants, pool.map(caught, mutants), strict=True)
+
+
 def main() -> None:
     wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
     survivors = 0
-    for mutant in wanted:
-        problem = caught(mutant)
+    for mutant, problem in judged(wanted):
         survivors += bool(problem)
         print(f"{'SURVIVED' if problem else 'caught'}  {mutant.name}\n{problem}".rstrip(), flush=True)
     sys.exit(f"{survivors} of {len(wanted)} mutants survived" if survivors else 0)
