@@ -23,7 +23,7 @@ from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.norms import training_mode
 from fedprotip.settings import Settings
 
-DEPENDENT = 1e-3
+DEPENDENT = 1e-2
 """Directions that lie this close to what is there already are rounding."""
 
 

@@ -175,11 +175,12 @@ def test_a_share_of_the_clients_trains_but_all_extract(tmp_path, fraction, expec
     rounds = {}
     for line in lines:
         rounds.setdefault((line["task"], line["round"], line["kind"]), set()).add(line["client"])
-    trained = [clients for (_, round_, kind), clients in rounds.items() if kind == "model"]
-    assert {len(clients) for clients in trained} == {expected}
+    trained = {(task, round_): clients for (task, round_, kind), clients in rounds.items() if kind == "model"}
+    assert {len(clients) for clients in trained.values()} == {expected}
     assert all(len(c) == 4 for (_, round_, kind), c in rounds.items() if kind in ("basis", "reference"))
     if expected < 4:
-        assert len(set(map(tuple, map(sorted, trained)))) > 1  # another draw in another round
+        for task in range(3):  # another draw in another round of a task
+            assert len({tuple(sorted(clients)) for (of, _), clients in trained.items() if of == task}) > 1
 
 
 def test_only_one_update_is_alive_at_a_time(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from fedprotip.models import build_network
 from fedprotip.stream import build_stream
 from fedprotip.subspace.bank import SubspaceBank
 from tests.sites import Ends
-from tests.small import small, tensors
+from tests.small import quick, small, tensors
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_singular_values_travel_only_when_they_are_needed(make):
     ("options", "expected"),
     [
         ({"columns": 20}, 20),
-        ({"images": 15, "columns": 20}, 15),
-        ({"images": 25, "columns": 20, "projection": "none"}, 20),
+        ({"columns": 20, "projection": "none"}, 20),
+        ({"columns": 20, "statistics": False, "router": "cosine"}, 20),
     ],
 )
 def test_no_more_images_than_columns_run(make, options, expected):
@@ -296,3 +296,16 @@ def test_references_of_earlier_tasks_are_not_computed_again(make, monkeypatch):
     for name in references.PARTS:
         assert torch.allclose(bit_by_bit.tensors[name], at_once.tensors[name])
     assert bit_by_bit.tensors["counts"].tolist() == [6, 0, 6, 6]
+
+
+def test_subspaces_and_references_do_not_depend_on_statistics(tmp_path, monkeypatch):
+    """Fewer columns than images, so that it matters which images they are of; bits, as the passes are the same."""
+    quick(monkeypatch)
+    for name, options in (("with", {}), ("without", {"statistics": False})):
+        method = {"columns": 40, "router": "cosine", **options}
+        fedprotip.run(small(method=method, stream={"tasks": 2}), out=tmp_path / name)
+    for group in ("model", "subspaces", "references"):
+        one, other = (tensors(tmp_path / name, group) for name in ("with", "without"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert set(tensors(tmp_path / "with", "references")["counts"].flatten().tolist()) >= {40}

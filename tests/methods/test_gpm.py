@@ -15,7 +15,7 @@ from tests.small import small, tensors
 SETTINGS = {
     "clients": {"count": 1},
     "train": {"weight_decay": 0.0, "rounds": 2},
-    "method": {"name": "gpm", "threshold": 0.95, "rank_rule": "energy", "images": 10**6, "columns": 10**6},
+    "method": {"name": "gpm", "threshold": 0.95, "rank_rule": "energy", "columns": 10**6},
 }
 
 

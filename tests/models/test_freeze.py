@@ -74,7 +74,6 @@ def test_the_frozen_part_stands_still(tmp_path, no_report, model, freeze_from):
     frozen = tuple(f"backbone.{prefix}" for prefix in prefixes)
     settings = small(
         "method.columns=24",
-        "method.images=24",
         stream={"tasks": 1},
         clients={"count": 2},
         model={**model_settings, "freeze_from": freeze_from, "norm": "track"},

@@ -132,7 +132,7 @@ def tiny(**sections):
         "model": TINY,
         "clients": {"count": 2},
         "train": {"rounds": 1, "steps": 3, "optimizer": "AdamW", "lr": 0.003, "weight_decay": 0.1},
-        "method": {"columns": 48, "images": 24, "threshold": 0.8},
+        "method": {"columns": 24, "threshold": 0.8},
     }
     return small(**{name: {**base.get(name, {}), **sections.get(name, {})} for name in base | sections})
 
@@ -175,7 +175,7 @@ def test_vit_b16_learns_one_federated_task_at_224_pixels(tmp_path, registries):
         clients={"partition": "iid"},
         model={"name": "vit_b16", "freeze": "block5"},
         train={"steps": 1, "batch": 4, "lr": 1e-3, "optimizer": "SGD"},
-        method={"columns": 16, "images": 4},
+        method={"columns": 4},
         evaluate={"group": 4, "draws": 1, "batch": 4},
     )
     summary = fedprotip.run(settings, out=tmp_path / "r")

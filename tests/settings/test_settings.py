@@ -304,6 +304,15 @@ def test_no_assignment_ends_in_a_traceback(key, value):
             assert load(tomllib.loads(to_toml(settings))) == settings
 
 
+@pytest.mark.parametrize(
+    ("former", "columns"),
+    [({"images": 1280}, 512), ({"images": 1280, "columns": 2048}, 1280), ({"images": 125, "name": "gpm"}, 125)],
+)
+def test_files_from_before_may_name_images(former, columns):
+    """No more images than columns were looked at."""
+    assert load({"method": former}).method.columns == columns
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprotip", "gpm"])
 def test_the_documentation_covers_every_key(method):
     settings = load({"method": {"name": method}})

@@ -96,10 +96,10 @@ def test_faint_directions_are_exactly_orthogonal_too(space, share, as_projector)
     rng = np.random.default_rng(4)
     phi, known = earlier(space, share, as_projector)
     inside, faint = space[:, : phi.shape[1]], space[:, -20:] * np.geomspace(1, 0.2, 20)
-    a = inside @ rng.standard_normal((phi.shape[1], 300)) + 1e-3 * faint @ rng.standard_normal((20, 300))
+    a = inside @ rng.standard_normal((phi.shape[1], 300)) + 3e-3 * faint @ rng.standard_normal((20, 300))
     core = core_basis(torch.tensor(a).float(), known, 1.0, "mass")
     merger = UnionMerge(known)
-    merger.add(Core(torch.tensor(np.linalg.qr(inside[:, :20] + 1e-2 * faint)[0]).float(), torch.ones(20), 0.0))
+    merger.add(Core(torch.tensor(np.linalg.qr(inside[:, :20] + 0.1 * faint)[0]).float(), torch.ones(20), 0.0))
     for basis in (core.basis, merger.result()):
         assert basis.shape == (D, 20)
         assert orthonormality_error(torch.cat([phi, basis], dim=1)) < 1e-6

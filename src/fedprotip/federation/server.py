@@ -110,9 +110,11 @@ class Server:
     def count_barren(self, replies: dict[int, Any], round_: int) -> None:
         """Note a round without usable updates, and who was asked in it."""
         progress = self.progress
-        asked = self.clients(self.method.exchange("model"), round_)
-        progress.barren = 0 if replies else progress.barren + 1
-        progress.failing = [] if replies else sorted({*progress.failing, *asked})
+        if replies:
+            progress.barren, progress.failing = 0, []
+        else:
+            asked = self.clients(self.method.exchange("model"), round_)
+            progress.barren, progress.failing = progress.barren + 1, sorted({*progress.failing, *asked})
 
     # What goes to clients
 

@@ -40,8 +40,9 @@ class FedProTIPOptions(MethodSettings):
         "mass",
         description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM).",
     )
-    columns: int = Field(512, ge=1, description="m_s: sampled activation columns per layer and client.")
-    images: int = Field(1280, ge=1, description="m: images per client that activations are taken from, at most.")
+    columns: int = Field(
+        512, ge=1, description="m_s: sampled activation columns per layer and client, and images that U_L and ω are of."
+    )
     per_image: int = Field(
         4,
         ge=1,
@@ -108,7 +109,7 @@ class FedProTIP(Method):
 
     def at_end(self) -> Sequence[Exchange]:
         """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
-        told = [statistics.Statistics(self.settings, tells=self.calibrates, keeps_moments=True)]
+        told = [statistics.Statistics(self.settings, tells=self.calibrates)]
         asked = [Calibrating(self._by_statistics(), self.settings.train)]
         return (
             *(told if self.options.statistics else []),

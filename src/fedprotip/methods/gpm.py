@@ -18,8 +18,6 @@ class GPMOptions(FedProTIPOptions):
     threshold: float = Field(0.97, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
     increment: float = Field(0.003, ge=0, lt=1, description="Added to ε with every task.")
     rank_rule: RankRule = Field("energy", description="GPM's own rule is energy: squares, of the total.")
-    images: int = Field(125, ge=1, description="Images that activations are taken from.")
-    per_image: int = Field(1, ge=1, description="Columns per image: no more images than give m_s columns at this rate.")
     statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
     router: RouterName = Field("cosine", description="Not used: GPM is told the task of a sample.")
 

@@ -98,11 +98,19 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
 
 
 def _take_former_names(raw: dict[str, Any]) -> None:
-    """`clients.workers` became an engine: files and run folders from before still say it the old way."""
+    """What files and run folders from before still say the old way.
+
+    `clients.workers` became an engine. `method.images` is gone: no more images than columns were looked at anyway.
+    """
     clients, run = raw.get("clients"), raw.get("run", {})
     if isinstance(clients, dict) and isinstance(run, dict) and isinstance(clients.get("workers"), int):
         workers = clients.pop("workers")
         raw["run"] = {"engine": "pool", "workers": workers} | run if workers else run
+    method = raw.get("method")
+    if isinstance(method, dict) and isinstance(method.get("images"), int):
+        fields = method_class(str(method.get("name", "fedprotip"))).model_fields
+        if "columns" in fields and "images" not in fields:
+            method["columns"] = min(method.pop("images"), method.get("columns", fields["columns"].default))
 
 
 def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:

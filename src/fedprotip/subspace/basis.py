@@ -14,12 +14,21 @@ RankRule = Literal["mass", "energy"]
 Earlier = Tensor | Projector
 """Earlier tasks: their basis Φ (d, R), R may be 0, or a projector that holds Φ or its complement."""
 
-NOISE = 1e-6
-"""Singular values below this share of ‖a‖ are rounding of float32 activations, not directions."""
+EPS = torch.finfo(torch.float32).eps
+"""Rounding of activations and bases, which are kept in float32."""
+
+
+DEPENDENT = 1e-2
+"""A direction closer than this (sine of the angle) to what is there already adds nothing.
+
+One that holds a share q of ‖a‖ is known to `noise`/q, about 1e-6 over 1e-2; one that is added at sine s carries that
+blown up by 1/s, and the bases of later clients are off by as much from it: above √1e-4 that is not taken for yet
+another direction, however many clients there are.
+"""
 
 
 FAINT = 1e-3
-"""A routing direction with less than this share of ‖a‖ would tell nobody which task a feature belongs to."""
+"""What lies outside the earlier routing bases with less than this share of ‖a‖ tells nobody the task of a feature."""
 
 
 BLOCK = 128
@@ -38,6 +47,16 @@ class Core:
     sigma: Tensor  # (r,), float64, the retained singular values
     captured: float  # ‖a‖² − ‖ã‖², energy that earlier bases hold already
     tail: float = 0.0  # what the rank rule cut off: Σσ (mass) or Σσ² (energy) of the dropped directions
+
+
+def noise(earlier: Projector) -> float:
+    """The share of ‖a‖ that rounding leaves of activations (d, m): singular values below it are no directions.
+
+    Activations and residual are sums of d products in float32, whose rounding adds up to √d·EPS. Where there is a Φ, it
+    is off by EPS blown up by 1/DEPENDENT (see there), so that activations inside the true span leave that much.
+    """
+    d = len(earlier.basis)
+    return EPS * (d**0.5 + (1 / DEPENDENT if earlier.room < d else 0))
 
 
 def residual(a: Tensor, phi: Tensor) -> Tensor:
@@ -79,8 +98,9 @@ def outside(a: Tensor, *bases: Tensor) -> Tensor:
 def spectrum(gram: Tensor, floor: float = 0.0, rank: int | None = None) -> tuple[Tensor, Tensor]:
     """Singular values (n,), descending, and vectors (·, n) of a matrix with this Gram matrix (float64).
 
-    Values not above `floor` or NOISE of the largest one are dropped, so n is the numerical rank. `rank`: where it is
-    known to be no more than this, and that is little, its range is found first and the rest is done within it.
+    Values not above `floor` or √size·EPS of the largest one are dropped, so n is the numerical rank; rounding of the
+    Gram matrix itself is below √size·1.5e-8. `rank`: where it is known to be no more than this, and that is little, its
+    range is found first and the rest is done within it.
     """
     if rank is not None and 4 * (rank + SPARE) < len(gram):
         span = leading_range(gram, rank + SPARE)
@@ -90,7 +110,7 @@ def spectrum(gram: Tensor, floor: float = 0.0, rank: int | None = None) -> tuple
     else:
         values, vectors = torch.linalg.eigh(gram)
     sigma = values.clamp_min(0).sqrt().flip(0)
-    count = int((sigma > max(NOISE * sigma[0].item(), floor)).sum()) if len(sigma) else 0
+    count = int((sigma > max(len(gram) ** 0.5 * EPS * sigma[0].item(), floor)).sum()) if len(sigma) else 0
     return sigma[:count], vectors.flip(1)[:, :count]
 
 
@@ -155,7 +175,7 @@ def core_basis(a: Tensor, earlier: Earlier, threshold: float, rule: RankRule) ->
     def rank(sigma: Tensor) -> int:
         return _rank(sigma, captured(sigma), threshold, rule, earlier.room)
 
-    u, sigma = left_svd(enter(a, earlier), NOISE * norm, rank)
+    u, sigma = left_svd(enter(a, earlier), noise(earlier) * norm, rank)
     return _core(u, sigma, earlier, captured(sigma), rule)
 
 
@@ -164,15 +184,15 @@ def core_of_moment(
 ) -> Core:
     """The core basis of so many activations known only by their second moment aaᵀ (d, d), never empty.
 
-    For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing is
-    left outside the earlier bases (nothing above FAINT), the dominant directions of the activations themselves.
+    For the routing basis U_L: with `fixed` > 0 that many directions, else by the rank rule; where nothing above FAINT
+    is left outside the earlier bases, the dominant directions of the activations themselves.
     """
     moment, earlier = moment.double(), Projector.of(earlier)
     total = max(moment.trace().item(), 0.0)
     for known in (earlier, Projector.of(moment[:, :0])):
         rest = enter(enter(moment, known).T, known)
-        sigma, u = spectrum((rest + rest.T) / 2, FAINT * total**0.5, rank=samples)
-        if len(sigma):
+        sigma, u = spectrum((rest + rest.T) / 2, noise(known) * total**0.5, rank=samples)
+        if len(sigma) and sigma[0] > FAINT * total**0.5:
             captured = max(total - rest.trace().item(), 0.0)
             rank = fixed or max(_rank(sigma, captured, threshold, rule, known.room), 1)
             return _core(u[:, : min(rank, known.room)], sigma, known, captured, rule)

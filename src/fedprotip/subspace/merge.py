@@ -9,26 +9,20 @@ import torch
 from torch import Tensor
 
 from fedprotip.subspace.basis import (
-    NOISE,
+    DEPENDENT,
     Core,
     Earlier,
     RankRule,
     enter,
     leave,
     left_svd,
+    noise,
     orthonormalise,
     outside,
     spectrum,
 )
 from fedprotip.subspace.project import Projector
 from fedprotip.subspace.rank import rank_energy, rank_mass
-
-DEPENDENT = 1e-3
-"""A direction closer than this (sine of the angle) to what is there already adds nothing.
-
-One that is added at sine s carries the rounding of float32 bases (1e-7) blown up by 1/s, and the bases of later clients
-are off by as much from it: above √1e-7 that is not taken for yet another direction, however many clients there are.
-"""
 
 
 class Merger(Protocol):
@@ -39,25 +33,25 @@ class Merger(Protocol):
     def result(self) -> Tensor: ...
 
 
-def append(phi: Tensor, u: Tensor, dependent: float = DEPENDENT) -> Tensor:
+def append(phi: Tensor, u: Tensor) -> Tensor:
     """Eq. 10, one step: [Φ, U − ΦΦᵀU] with the appended part orthonormalised, float64 (d, R').
 
     Directions of U that Φ already holds are dropped, so R' ≤ d. The columns of Φ stay as they are.
     """
     phi = phi.double()
-    return torch.cat([phi, added(u.double(), dependent, phi)], dim=1)
+    return torch.cat([phi, added(u.double(), phi)], dim=1)
 
 
-def added(u: Tensor, dependent: float, *known: Tensor) -> Tensor:
+def added(u: Tensor, *known: Tensor) -> Tensor:
     """An orthonormal basis (d, n) of what U (d, r) adds to bases that are orthonormal and orthogonal to each other.
 
-    In the precision of U: rounding of the first pass decides nothing above `dependent`, and a second pass takes
-    it out of the directions that remain.
+    In the precision of U: rounding of the first pass decides nothing above DEPENDENT, and a second pass takes it
+    out of the directions that remain.
     """
     room = len(u) - sum(basis.shape[1] for basis in known)
     if room == 0:
         return u[:, :0]
-    new, _ = left_svd(outside(u, *known), rank=lambda sines: min(int((sines > dependent).sum()), room))
+    new, _ = left_svd(outside(u, *known), rank=lambda sines: min(int((sines > DEPENDENT).sum()), room))
     return orthonormalise(outside(new.to(u.dtype), *known)).to(u.dtype)
 
 
@@ -67,15 +61,15 @@ class UnionMerge:
     The span does not depend on the order of the clients.
     """
 
-    def __init__(self, earlier: Earlier, dependent: float = DEPENDENT) -> None:
-        self._earlier, self._dependent = Projector.of(earlier), dependent
+    def __init__(self, earlier: Earlier) -> None:
+        self._earlier = Projector.of(earlier)
         self._known = [] if self._earlier.is_complement else [self._earlier.basis]
         self._new = enter(self._earlier.basis[:, :0], self._earlier)
 
     def add(self, core: Core) -> None:
         if self._new.shape[1] < self._earlier.room:
             u = enter(core.basis, self._earlier) if self._earlier.is_complement else core.basis
-            new = added(u.to(self._new), self._dependent, *self._known, self._new)
+            new = added(u.to(self._new), *self._known, self._new)
             self._new = torch.cat([self._new, new], dim=1)
 
     def result(self) -> Tensor:
@@ -114,7 +108,7 @@ class EnergyMerge:
             self._factor = self._factor[:, :0]
 
     def result(self) -> Tensor:
-        floor = NOISE * self._energy**0.5
+        floor = noise(self._earlier) * self._energy**0.5
         if self._moment is None:
             u, sigma = left_svd(self._factor, floor, self._rank)
         else:

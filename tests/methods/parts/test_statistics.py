@@ -114,14 +114,6 @@ def test_a_client_with_too_few_of_everything_sends_zeros(at):
     assert message.meta["withheld"] == 2
 
 
-def test_whoever_listens_sees_all_features_also_of_rare_classes(at):
-    _, client = at(statistics={"minimum": 10**6}, evaluate={"batch": 16})
-    seen = []
-    gather(client(0), also=lambda features: seen.append(len(features)))
-    assert sum(seen) == len(client(0).labels())
-    assert max(seen) == 16
-
-
 def test_mapped_features_are_summed_if_asked_for(at):
     settings, client = at(statistics={"features": 40})
     change = statistics.feature_map(client(0).network, settings)

@@ -1,12 +1,15 @@
 """Local batches and optimisers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from fedprotip.errors import UsageError
-from fedprotip.methods.parts.training import build_optimizer, local_batches
-from fedprotip.settings import TrainSettings
+from fedprotip.messages import Message
+from fedprotip.methods.parts.training import Training, build_optimizer, local_batches
+from fedprotip.settings import TrainSettings, load
 
 
 def batches(n, **train):
@@ -62,3 +65,9 @@ def test_options_reach_the_optimiser():
     assert optimizer.defaults["betas"] == (0.5, 0.9)
     assert optimizer.defaults["lr"] == 0.1
     assert optimizer.defaults["weight_decay"] == 0.3
+
+
+@pytest.mark.parametrize(("average", "expected"), [("weighted", 7.0), ("uniform", 1.0)])
+def test_a_model_weighs_its_samples_unless_all_weigh_the_same(average, expected):
+    site = SimpleNamespace(settings=load({"train": {"average": average}}))
+    assert Training().weight(Message("model", meta={"samples": 7, "loss": 0.5}), site) == expected

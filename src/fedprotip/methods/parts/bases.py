@@ -11,7 +11,7 @@ from torch import Tensor
 from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
-from fedprotip.methods.parts.moments import Moments, kept_moments
+from fedprotip.methods.parts.moments import Moments
 from fedprotip.methods.parts.protection import ROUTING, Protection
 from fedprotip.methods.parts.robust import is_robust, supported
 from fedprotip.methods.site import Site
@@ -21,16 +21,14 @@ from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
-from fedprotip.subspace.basis import FAINT, Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
-from fedprotip.subspace.merge import DEPENDENT, EnergyMerge, Merger, UnionMerge
+from fedprotip.subspace.basis import Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
+from fedprotip.subspace.merge import EnergyMerge, Merger, UnionMerge
 
 if TYPE_CHECKING:
     from fedprotip.methods.fedprotip import FedProTIPOptions
 
 SIGMA = "sigma/"
 """Prefix of singular values in messages, sent only where bases are merged by energy."""
-ROUNDED = 1e-2
-"""Bases in bf16 are off by up to 0.5 %: directions closer than this (sine of the angle) count as the same."""
 SMALL = 32
 """Images per pass of extraction, with and without a cache: how many images are seen depends on it."""
 FEW = 16
@@ -63,10 +61,9 @@ class Bases(Exchange):
         options, view = self.options, protection(local.site)
         view.forget_anchors()
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in view.earlier.items()}
-        known = kept_moments(local, local.task) if options.statistics else None  # what the statistics left
         moments = Moments(local.network.features)
-        cores |= self.layer_cores(local, None if known else moments.add)
-        known = known or self._complete(moments, local).keep(local)
+        cores |= self.layer_cores(local, moments.add)
+        known = self._complete(moments, local).keep(local)
         cores[ROUTING] = core_of_moment(
             known["moment"],
             int(known["samples"]),
@@ -110,19 +107,14 @@ class Bases(Exchange):
             if watch:
                 watch(features)
 
-        batches = local.images(self._images, min(SMALL, options.columns))
+        batches = local.images(options.columns, min(SMALL, options.columns))
         return capture(network.backbone, batches, options.columns, seed, layers, forward, options.per_image)
 
     def _complete(self, moments: Moments, local: Local) -> Moments:
-        """Moments of the final features of m images, of which some have been added already."""
-        for batch in local.images(self._images, local.settings.evaluate.batch, after=moments.samples):
+        """Moments of the final features of m_s images, of which some have been added already."""
+        for batch in local.images(self.options.columns, local.settings.evaluate.batch, after=moments.samples):
             moments.add(local.network.embed(batch))
         return moments
-
-    @property
-    def _images(self) -> int:
-        """No more images of a client are looked at than there are columns to fill."""
-        return min(self.options.images, self.options.columns)
 
     # Server: Eq. 10
 
@@ -209,8 +201,7 @@ class Bases(Exchange):
 
     def _merger(self, name: str, earlier: Earlier, task: int) -> Merger:
         if not self._by_energy(name):
-            rounded = 0.0 if self.precision == torch.float32 else ROUNDED
-            return UnionMerge(earlier, max(FAINT if name == ROUTING else DEPENDENT, rounded))
+            return UnionMerge(earlier)
         fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
         return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
 

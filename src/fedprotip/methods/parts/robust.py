@@ -23,11 +23,12 @@ def is_robust(aggregate: str) -> bool:
 
 
 def bounded(weights: Tensor) -> Tensor:
-    """Weights of which none is larger than `STRONGEST` median ones, nor as large as all others together.
+    """Weights of which none is larger than `STRONGEST` median ones, nor reaches into the middle fifth of all.
 
     How many samples a client has, it says itself: that makes nobody strong enough to decide alone.
     """
-    return weights.clamp_max(weights.median() * min(STRONGEST, max(len(weights) - 2, 1)))
+    alone = 0.99 * (len(weights) - 1) * (0.5 - WIDTH) / (0.5 + WIDTH)
+    return weights.clamp_max(weights.median() * max(min(STRONGEST, alone), 1.0))
 
 
 def middle(rows: Tensor, weights: Tensor, aggregate: str, trim: float) -> Tensor:

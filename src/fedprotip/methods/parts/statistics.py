@@ -1,6 +1,6 @@
 """Class statistics, federated: what a client tells about its classes, and how the server adds it up."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS, FeatureMap, Sum
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
-from fedprotip.methods.parts.moments import Moments
 from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
@@ -36,21 +35,16 @@ class Statistics(Exchange):
 
     Args:
         tells: clients are told the sums of all (they calibrate answers by them).
-        keeps_moments: the moments of a client's features stay with it, for routing.
     """
 
     name = KIND
 
-    def __init__(self, settings: Settings, tells: bool = False, keeps_moments: bool = False) -> None:
-        self._settings, self._tells, self._keeps_moments = settings, tells, keeps_moments
+    def __init__(self, settings: Settings, tells: bool = False) -> None:
+        self._settings, self._tells = settings, tells
         self.combine = combination(settings)
 
     def answer(self, local: Local) -> Message:
-        moments = Moments(local.network.features)
-        message = gather(local, self.name, also=moments.add if self._keeps_moments else lambda features: None)
-        if self._keeps_moments:
-            moments.keep(local)
-        return message
+        return gather(local, self.name)
 
     def check(self, message: Message, site: Site) -> None:
         width = feature_map(site.network, site.settings).out
@@ -89,13 +83,11 @@ def feature_map(network: Network, settings: Settings) -> FeatureMap:
     return FeatureMap(network.features, settings.statistics.features, settings.run.seed)
 
 
-def gather(
-    local: Local, kind: str, mapped: bool = True, also: Callable[[Tensor], None] = lambda features: None
-) -> Message:
+def gather(local: Local, kind: str, mapped: bool = True) -> Message:
     """Sums over all training samples of a client, with the model as it stands.
 
     The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
-    samples are left out of everything, and the message says how many they were. `also` sees all features on the way.
+    samples are left out of everything, and the message says how many they were.
     """
     settings = local.settings
     classes = torch.tensor(local.site.classes[local.task])
@@ -108,7 +100,6 @@ def gather(
         rows = (known[:, None] == classes).int().argmax(1)
         keep = told[rows]
         features = local.network.embed(inputs)
-        also(features)
         sums.add(change(features[keep.to(features.device)]), rows[keep])
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float()}
     if rank := _rank(change.out, settings.statistics.rank):
