@@ -9,7 +9,8 @@ import fedprotip
 from fedprotip import settings as settings_file
 from fedprotip.paper.anchors import DOMAIN_ORDERS, EPOCHS, find, frozen, published, rounds
 from fedprotip.paper.protocols import protocol, stated
-from fedprotip.paper.verdicts import CHANCE, FINDING, QUIET, SUBJECT, VARIANTS, departures, judge, variants
+from fedprotip.paper.verdicts import CHANCE, FINDING, SUBJECT, VARIANTS, departures, judge, variants
+from fedprotip.report.tables import QUIET
 from fedprotip.settings import Settings
 
 PRINTED = {"table": 1, "dataset": "cifar100", "alpha": 0.5, "method": "fedprotip"}
@@ -36,7 +37,7 @@ KEYS = [row["key"] for row in settings_file.documentation() if row["method"] in 
 def paper_settings(row="cifar100-a0.5-fedprotip", table="table1", **sections):
     """Settings of a row at the paper's scale, as they stand in a finished cell."""
     raw = protocol(table).row(row).at("paper")
-    raw["model"] = {**raw["model"], "weights": "resnet18.safetensors"}
+    raw["model"] = {**raw["model"], "weights": f"{raw['model']['name']}.safetensors"}
     for name, values in sections.items():
         raw[name] = raw.get(name, {}) | values
     return fedprotip.load_settings(raw).model_dump()
@@ -131,8 +132,9 @@ def test_an_option_of_the_method_that_is_added_later_is_compared(monkeypatch):
         ({"train": {"rounds": 3, "epochs": 1}}, "train.rounds 3, paper 50; train.epochs 1, paper 5"),
         ({"train": {"steps": 4}}, "train.steps 4, paper 0"),
         ({"train": {"wire": "bf16"}}, "train.wire bf16, paper float32"),
-        ({"model": {"weights": ""}}, "model.weights random, paper ImageNet"),
+        ({"model": {"weights": ""}}, "model.weights random, paper pretrained"),
         ({"model": {"weights": "a/resnet18-rebuilt.safetensors"}}, "model.weights resnet18-rebuilt.safetensors"),
+        ({"model": {"weights": "trained-on-cifar.pth"}}, "model.weights trained-on-cifar.pth, paper pretrained"),
         ({"model": {"freeze_from": "start"}}, "model.freeze_from start, paper first"),
         ({"clients": {"alpha": 0.1}}, "clients.alpha 0.1, paper 0.5"),
         (
@@ -159,6 +161,7 @@ def test_another_protocol_is_not_comparable_however_good(change, reason):
         ("table1", "domainnet-o1-a0.5-fedprotip", {"alpha": 0.5}, {"stream": {"order": "natural"}}),
         ("table1", "domainnet-o1-a0.5-fedprotip", {"alpha": 0.5}, {"data": {"train_limit": 10_000, "size": 224}}),
         ("table7", "cifar100-a0.5-vit-fedprotip", {}, {"model": {"image_size": 224}}),
+        ("table1", "cifar100-a0.5-fedprotip", {"alpha": 0.5}, {"model": {"weights": "a/resnet18-f37072fd.pth"}}),
     ],
 )
 def test_the_same_in_other_words_is_the_same_protocol(table, row, record, change):

@@ -25,9 +25,9 @@ from fedprotip.paper.anchors import Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.finished import CellSummary, FinishedCell
 from fedprotip.paper.protocols import CODE, PROTOCOLS, SCALES, WHY_CODE, Protocol, Row, protocol
-from fedprotip.paper.verdicts import QUIET, judge
+from fedprotip.paper.verdicts import judge
 from fedprotip.report.style import png
-from fedprotip.report.tables import Stat
+from fedprotip.report.tables import QUIET, Stat
 from fedprotip.settings import Settings
 from fedprotip.store.events import Observer
 from fedprotip.store.files import write_atomic

@@ -15,18 +15,11 @@ from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError
 from fedprotip.paper.anchors import DIGITS, DOMAIN_ORDERS, Published
 from fedprotip.paper.protocols import stated
+from fedprotip.report.tables import QUIET
 from fedprotip.settings import Settings
 from fedprotip.stream.tasks import task_sizes
 
 LESS_IS_BETTER = frozenset({"ft", "mib", "hours"})
-QUIET = frozenset(
-    {
-        *("data.root", "data.workers", "evaluate.batch"),
-        *("run.out", "run.engine", "run.workers", "run.device", "run.threads"),
-        *("run.checkpoint", "run.cache_mb", "run.state_mb"),
-    }
-)
-"""Where things are and how fast it goes: no result depends on them."""
 CHANCE = frozenset({"run.seed", "data.seed", "run.geometry", "train.channels_last"})
 """Another draw, a measurement beside the run, another rounding: the protocol stays the same."""
 FINDING = frozenset(
@@ -46,6 +39,11 @@ VARIANTS = frozenset(
 """Choices of FedProTIP itself. With others it is a variant of the method: judged, and the verdict names them."""
 SUBJECT = {11: frozenset({"method.threshold"}), 19: frozenset({"method.merge", "method.threshold"})}
 """What a table is about: no variant there, but another row of it."""
+OFFICIAL = {
+    "resnet18": ("resnet18", "resnet18-f37072fd", "resnet18-5c106cde"),
+    "vit_b16": ("vit_b16", "vit_base_patch16_224"),
+}
+"""Names, up to the first dot, that files of the official pretrained weights have; no other is taken for them."""
 SIDES = {"cifar100": 32, "imagenet_r": 224, "domainnet": 224}
 CLASSES = {"cifar100": 100, "imagenet_r": 200}
 
@@ -93,7 +91,7 @@ def _nearest(settings: Settings | Mapping[str, Any], record: Published) -> tuple
     for code in (False, True) if record.method == "fedprotip" else (False,):
         row = stated(record, code)
         raw = row.at("paper")
-        raw["model"] = {**raw["model"], "weights": "ImageNet" if row.pretrained else ""}
+        raw["model"] = {**raw["model"], "weights": row.model if row.pretrained else ""}
         theirs = _resolved(settings_file.load(raw))
         indifferent = QUIET | CHANCE | (FINDING if record.mode in ("aware", "agnostic") else frozenset())
         keys = [key for key in theirs | ours if key not in indifferent and ours.get(key) != theirs.get(key)]
@@ -107,7 +105,9 @@ def _resolved(settings: Settings) -> dict[str, Any]:
     """All settings by key, in one form where the same can be said in several."""
     flat = {f"{section}.{key}": value for section, part in settings.model_dump().items() for key, value in part.items()}
     name = settings.data.name
-    flat["model.weights"] = _weights(settings.model.weights)
+    weights = PurePath(settings.model.weights).name
+    official = weights.partition(".")[0] in OFFICIAL.get(settings.model.name, ())
+    flat["model.weights"] = "pretrained" if official else weights or "random"
     flat["data.size"] = settings.data.size or SIDES.get(name, 0)
     if settings.model.name == "vit_b16":
         flat["model.image_size"] = settings.model.image_size or 224
@@ -119,12 +119,6 @@ def _resolved(settings: Settings) -> dict[str, Any]:
     if settings.clients.partition == "iid":
         flat["clients.alpha"] = None
     return flat
-
-
-def _weights(path: str) -> str:
-    """What stands behind model.weights, as far as its file name says."""
-    name = PurePath(path).name
-    return "random" if not name else name if "rebuilt" in name else "ImageNet"
 
 
 def _shown(value: Any) -> str:
