@@ -95,14 +95,13 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "FedAvg" in (folders[3] / "report.html").read_text()  # was missing and is made
     assert len(re.findall(r"<img ", html)) == len(list((out / "plots").glob("*.png"))) == 6
     rows = read_csv(out / "comparison.csv")
-    expected = comparison_rows(folders)
     assert [row["label"] for row in rows] == ["fedprotip", "fedavg"]
     assert [row["seeds"] for row in rows] == ["0 1", "0 1"]
     summaries = {
         method: [json.loads((folder / "summary.json").read_text()) for folder in folders if method in folder.name]
         for method in ("fedprotip", "fedavg")
     }
-    for row, known in zip(rows, expected, strict=True):  # cell by cell, from the runs
+    for row in rows:  # cell by cell, from the runs
         runs = summaries[row["label"]]
         values = {
             f"{kind}_{mode}": [run[kind][mode] for run in runs if mode in run[kind]]
@@ -114,14 +113,8 @@ def test_comparison_page(tmp_path: Path) -> None:
         assert set(row) == {"label", "method", "n", "seeds"} | {f"{key}_{p}" for key in values for p in ("mean", "std")}
         for key, numbers in values.items():
             cells = [float(row[f"{key}_{part}"]) if row[f"{key}_{part}"] else None for part in ("mean", "std")]
-            assert cells == (
-                [pytest.approx(fmean(numbers)), pytest.approx(stdev(numbers))] if numbers else [None, None]
-            )
-            kind, _, part = key.partition("_")
-            stat = (
-                known[kind][part] if part in known[kind] else known[kind] if not part else {"mean": None, "std": None}
-            )
-            assert cells == [stat["mean"], stat["std"]]
+            wanted = [pytest.approx(fmean(numbers)), pytest.approx(stdev(numbers))] if numbers else [None, None]
+            assert cells == wanted
     assert "fedprotip is ahead with" in html
     first = html
     assert write_comparison(folders, out).read_text() == first
