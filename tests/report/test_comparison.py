@@ -11,8 +11,11 @@ import pytest
 
 from fedprotip.errors import UsageError
 from fedprotip.report import comparison_rows, plots_comparison, write_comparison
+from fedprotip.report.comparison import comparison_sections
 from fedprotip.report.rundata import RunData
-from fedprotip.report.tables import labels, other_differences
+from fedprotip.report.tables import aggregate, labels, other_differences
+from fedprotip.report.text import plus_minus
+from fedprotip.store.results import MODES
 from tests.report.test_rundata import links, make_run, read_csv
 
 
@@ -118,6 +121,25 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "fedprotip is ahead with" in html
     first = html
     assert write_comparison(folders, out).read_text() == first
+
+
+def test_every_cell_of_the_page_is_that_of_its_method_and_mode(tmp_path: Path) -> None:
+    methods = ("fedprotip", "fedavg")
+    folders = [make_run(tmp_path / f"{method}-{seed}", method, seed=seed) for method in methods for seed in (0, 1)]
+    runs = [RunData.load(folder) for folder in folders]
+    grids = {grid.title: grid for section in comparison_sections(aggregate(runs)) for grid in section.grids}
+    for title, kind, better in (("Accuracy (%)", "accuracy", max), ("Forgetting (points)", "forgetting", min)):
+        grid = grids[title]
+        assert grid.columns == ["method", *MODES, "seeds"]
+        best = set()
+        for column, mode in enumerate(MODES, start=1):
+            values = [[getattr(run.summary, kind).get(mode) for run in pair] for pair in (runs[:2], runs[2:])]
+            shown = [plus_minus(fmean(pair), stdev(pair)) if None not in pair else "–" for pair in values]
+            assert [row[column] for row in grid.rows] == shown
+            if "–" not in shown:
+                best.add((values.index(better(values, key=fmean)), column))
+        assert grid.best == best
+        assert [(row[0], row[-1]) for row in grid.rows] == [("fedprotip", "2"), ("fedavg", "2")]
 
 
 def test_comparison_refuses_to_overwrite_a_run_and_needs_runs(tmp_path: Path) -> None:
