@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -44,6 +45,30 @@ def carry_out(places, **options):
     plan = reproduce.make_plan("tiny", "cpu", **{"seeds": 1, **options}, **places)
     reproduce.carry_out(plan, lambda cell: started.append(cell.name) or [])
     return started
+
+
+PAPER = {
+    ("plain", "acc", "agnostic"): 15.35,
+    ("plain", "ft", "agnostic"): 62.9,
+    ("ours", "acc", "agnostic"): 48.41,
+    ("ours", "ft", "agnostic"): 15.59,
+    ("ours", "acc", "batch64"): 86.0,
+    ("ours", "ft", "batch64"): 0.83,
+    ("later", "acc", "agnostic"): 11.86,
+    ("later", "ft", "agnostic"): 68.2,
+}
+"""Table 1, CIFAR-100, α = 0.5."""
+
+
+def measured(places, row):
+    """(metric, mode) → the values of all seeds, from the files of finished cells."""
+    found = {}
+    for path in sorted((places["results"] / "tiny" / "cpu").glob(f"{row}-s*.json")):
+        summary = json.loads(path.read_text())["summary"]
+        for metric, part in (("acc", "accuracy"), ("ft", "forgetting")):
+            for mode, value in summary[part].items():
+                found.setdefault((metric, mode), []).append(value)
+    return found
 
 
 def files(places):
@@ -94,21 +119,35 @@ def test_the_table_is_made_from_the_files_alone(tiny):
     assert (line.paper.mean, line.seeds) == (86.0, 2)
     assert line.ours.std is not None
     assert line.verdict == "not comparable"
-    assert "rounds × epochs 1 × 1, paper 50 × 5" in line.why
-    assert "data digits, paper cifar100" in line.why
+    assert "train.rounds 1, paper 50; train.epochs 1, paper 5" in line.why
+    assert "data.name digits, paper cifar100" in line.why
     assert by_figure["ours", "acc", "single"].verdict == "not published"
     assert by_figure["later", "acc", "agnostic"].verdict == "not run"
     assert outcome.waiting == {"later": "this version lacks the method 'glfc-of-tomorrow'"}
     written = reproduce.write_table(outcome, tiny["results"])
     assert [path.name for path in written] == ["table.md", "table.csv", "table.png"]
     text = written[0].read_text()
-    assert "| ours | acc batch64 |" in text
-    assert "| 86.00 | not comparable [" in text
     assert "Table 1: cifar100 ×10, α 0.5, 5 clients" in text
+    assert "## Text and code" not in text
+    printed = [
+        row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith(("| plain", "| ours", "| later"))
+    ]
     with written[1].open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(outcome.lines)
-    assert {row["verdict"] for row in rows} == {"not comparable", "not published", "not run"}
+    for line, row, cells in zip(outcome.lines, rows, printed, strict=True):  # cell by cell
+        cell = {key: values for key, values in measured(tiny, line.row).items() if values}
+        values = cell.get((line.metric, line.mode), [])
+        paper = PAPER.get((line.row, line.metric, line.mode))
+        assert (row["row"], row["metric"], row["mode"]) == (line.row, line.metric, line.mode)
+        assert row["ours"] == (str(fmean(values)) if values else "")
+        assert row["std"] == (str(stdev(values)) if values else "")
+        assert (row["seeds"], row["paper"]) == (str(len(values)), str(paper or ""))
+        verdict = "not run" if not values else "not comparable" if paper else "not published"
+        assert row["verdict"] == line.verdict == verdict
+        assert cells[:2] == [line.row, f"{line.metric} {line.mode}"]
+        assert cells[2] == (f"{fmean(values):.2f} ± {stdev(values):.2f}" if values else "–")
+        assert cells[3:5] == [str(len(values) or "–"), f"{paper:.2f}" if paper else "–"]
+        assert cells[5].partition(" [")[0] == verdict
     assert written[2].read_bytes().startswith(b"\x89PNG")
     assert reproduce.rebuild("tiny", "cpu", tiny["results"]) == outcome
 
@@ -142,6 +181,22 @@ def test_changed_settings_make_a_row_of_their_own_and_quiet_ones_do_not(tiny):
     rows = list(dict.fromkeys(line.row for line in outcome.lines))
     assert rows == ["plain", "plain+rounds-2", "ours", "later"]
     assert "--set train.rounds=2" in outcome.runs["plain+rounds-2"][0]
+
+
+def test_what_is_measured_beside_a_run_makes_a_row_of_its_own(tiny):
+    measured, quiet = (
+        reproduce.make_plan("tiny", "cpu", 1, ["ours"], overrides, **tiny).cells
+        for overrides in (["run.geometry=1"], ["data.workers=2", "run.cache_mb=64"])
+    )
+    assert [cell.name for cell in measured + quiet] == ["ours+geometry-1-s0", "ours-s0"]
+
+
+def test_a_table_says_why_there_are_rows_of_the_authors_code(tiny):
+    outcome = reproduce.rebuild("table1", "paper", tiny["results"])
+    text = reproduce.write_table(outcome, tiny["results"])[0].read_text()
+    assert "## Text and code" in text
+    assert "found in 0.10 of the cases" in text
+    assert "| cifar100-a0.5-fedprotip-code | acc batch64 |" in text
 
 
 def test_a_file_made_with_other_settings_is_refused(tiny):

@@ -4,14 +4,18 @@ import json
 import math
 import re
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
 from fedprotip.errors import UsageError
 from fedprotip.report import comparison_rows, plots_comparison, write_comparison
+from fedprotip.report.comparison import comparison_sections
 from fedprotip.report.rundata import RunData
-from fedprotip.report.tables import labels
+from fedprotip.report.tables import aggregate, labels, other_differences
+from fedprotip.report.text import plus_minus
+from fedprotip.store.results import MODES
 from tests.report.test_rundata import links, make_run, read_csv
 
 
@@ -54,6 +58,30 @@ def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
     assert labels(runs) == ["fedprotip threshold=0.9", "fedprotip threshold=0.5", "fedavg"]
     html = write_comparison(with_reports([run.folder for run in runs]), tmp_path / "out").read_text()
     assert "The methods were also run with different train.lr." in html
+    assert "none of them is called ahead" in html
+    assert "is ahead" not in html
+
+
+def test_a_setting_that_only_one_method_varies_is_a_difference(tmp_path: Path) -> None:
+    """Its label names it, but that of the other method does not."""
+    specs = [("fedprotip", 0.1), ("fedprotip", 0.5), ("fedavg", 0.01)]
+    folders = [
+        make_run(tmp_path / str(i), method, tasks=1, settings={"train": {"lr": lr}})
+        for i, (method, lr) in enumerate(specs)
+    ]
+    assert other_differences([RunData.load(folder) for folder in folders]) == ["train.lr"]
+    html = write_comparison(with_reports(folders), tmp_path / "out").read_text()
+    assert "The methods were also run with different train.lr." in html
+
+
+def test_who_is_ahead_does_not_depend_on_how_fast_it_ran(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / method, method, settings={"run": {"threads": threads}})
+        for threads, method in enumerate(("fedprotip", "fedavg"))
+    ]
+    html = write_comparison(with_reports(folders), tmp_path / "out").read_text()
+    assert "The methods were also run with different run.threads." in html
+    assert "fedprotip is ahead with" in html
 
 
 def test_comparison_page(tmp_path: Path) -> None:
@@ -70,14 +98,48 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert "FedAvg" in (folders[3] / "report.html").read_text()  # was missing and is made
     assert len(re.findall(r"<img ", html)) == len(list((out / "plots").glob("*.png"))) == 6
     rows = read_csv(out / "comparison.csv")
-    expected = comparison_rows(folders)
     assert [row["label"] for row in rows] == ["fedprotip", "fedavg"]
-    assert float(rows[0]["accuracy_single_std"]) == expected[0]["accuracy"]["single"]["std"]
-    assert rows[1]["accuracy_single_mean"] == ""
-    assert float(rows[1]["bytes_up_mean"]) == expected[1]["bytes"]["up"]["mean"]
+    assert [row["seeds"] for row in rows] == ["0 1", "0 1"]
+    summaries = {
+        method: [json.loads((folder / "summary.json").read_text()) for folder in folders if method in folder.name]
+        for method in ("fedprotip", "fedavg")
+    }
+    for row in rows:  # cell by cell, from the runs
+        runs = summaries[row["label"]]
+        values = {
+            f"{kind}_{mode}": [run[kind][mode] for run in runs if mode in run[kind]]
+            for kind in ("accuracy", "forgetting")
+            for mode in ("aware", "agnostic", "single", "batch64")
+        }
+        values |= {f"bytes_{way}": [sum(run["bytes"][way].values()) for run in runs] for way in ("up", "down")}
+        values["seconds"] = [run["seconds"]["total"] for run in runs]
+        assert set(row) == {"label", "method", "n", "seeds"} | {f"{key}_{p}" for key in values for p in ("mean", "std")}
+        for key, numbers in values.items():
+            cells = [float(row[f"{key}_{part}"]) if row[f"{key}_{part}"] else None for part in ("mean", "std")]
+            wanted = [pytest.approx(fmean(numbers)), pytest.approx(stdev(numbers))] if numbers else [None, None]
+            assert cells == wanted
     assert "fedprotip is ahead with" in html
     first = html
     assert write_comparison(folders, out).read_text() == first
+
+
+def test_every_cell_of_the_page_is_that_of_its_method_and_mode(tmp_path: Path) -> None:
+    methods = ("fedprotip", "fedavg")
+    folders = [make_run(tmp_path / f"{method}-{seed}", method, seed=seed) for method in methods for seed in (0, 1)]
+    runs = [RunData.load(folder) for folder in folders]
+    grids = {grid.title: grid for section in comparison_sections(aggregate(runs)) for grid in section.grids}
+    for title, kind, better in (("Accuracy (%)", "accuracy", max), ("Forgetting (points)", "forgetting", min)):
+        grid = grids[title]
+        assert grid.columns == ["method", *MODES, "seeds"]
+        best = set()
+        for column, mode in enumerate(MODES, start=1):
+            values = [[getattr(run.summary, kind).get(mode) for run in pair] for pair in (runs[:2], runs[2:])]
+            shown = [plus_minus(fmean(pair), stdev(pair)) if None not in pair else "–" for pair in values]
+            assert [row[column] for row in grid.rows] == shown
+            if "–" not in shown:
+                best.add((values.index(better(values, key=fmean)), column))
+        assert grid.best == best
+        assert [(row[0], row[-1]) for row in grid.rows] == [("fedprotip", "2"), ("fedavg", "2")]
 
 
 def test_comparison_refuses_to_overwrite_a_run_and_needs_runs(tmp_path: Path) -> None:

@@ -50,21 +50,27 @@ def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", finding=True)
     write_report(folder)
     summary = json.loads((folder / "summary.json").read_text())
-    sizes = [row for row in read_csv(folder / "tables/sweep_size.csv") if row["router"] == "fused"]
-    assert [float(row["accuracy"]) for row in sizes] == summary["sweeps"]["size"]["fused"]
-    assert [int(row["size"]) for row in sizes] == summary["sweeps"]["sizes"]
-    purities = read_csv(folder / "tables/sweep_purity.csv")
-    found = {(row["router"], row["rule"], float(row["purity"])): float(row["accuracy"]) for row in purities}
-    assert len(found) == len(purities) == 15
-    assert found["fused", "mixture", 0.75] == summary["sweeps"]["purity"]["fused"]["mixture"][1]
+    sweeps = summary["sweeps"]
+    assert read_csv(folder / "tables/sweep_size.csv") == [
+        {"router": way, "size": str(size), "accuracy": str(value)}
+        for way, values in sweeps["size"].items()
+        for size, value in zip(sweeps["sizes"], values, strict=True)
+    ]
+    assert read_csv(folder / "tables/sweep_purity.csv") == [
+        {"router": way, "rule": rule, "purity": str(purity), "accuracy": str(value)}
+        for way, rules in sweeps["purity"].items()
+        for rule, values in rules.items()
+        for purity, value in zip(sweeps["purities"], values, strict=True)
+    ]
     sure = read_csv(folder / "tables/confidence.csv")
     assert [{key: float(value) for key, value in row.items()} for row in sure] == summary["confidence"]["bins"]
     unknown = read_csv(folder / "tables/unknown.csv")
     assert {row["score"]: float(row["auroc"]) for row in unknown} == summary["unknown"]
     drift = read_csv(folder / "tables/drift.csv")
-    assert [row["after_task"] for row in drift] == ["1", "2", "3"]
-    assert float(drift[2]["task_1"]) == summary["drift"][2][0]
-    assert drift[0]["task_2"] == ""
+    assert [row.pop("after_task") for row in drift] == ["1", "2", "3"]
+    padded = [[*map(str, row), *[""] * (3 - len(row))] for row in summary["drift"]]
+    assert [list(row.values()) for row in drift] == padded
+    assert list(drift[0]) == ["task_1", "task_2", "task_3"]
 
 
 def test_the_chosen_way(tmp_path: Path) -> None:
@@ -192,6 +198,19 @@ def test_a_method_without_routing_has_no_such_line(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().out
     assert "aware (true task given)" in printed
     assert "single" not in printed
+
+
+def test_a_first_task_that_takes_all_directions_is_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True)
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for rank, told in ((511, False), (512, True)):
+        for event in events:
+            if event["event"] == "task":
+                event["ranks"]["routing"], event["dims"]["routing"] = (rank if event["task"] == 0 else 512), 512
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        intro = finding.routing(RunData.load(folder)).intro
+        assert ("U_L of the first task spans all 512 features" in intro) == told
 
 
 def test_classes_that_were_left_out_of_the_statistics_are_told(tmp_path: Path) -> None:

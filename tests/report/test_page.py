@@ -69,29 +69,61 @@ def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
 
 
 def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", geometry=True)
+    """Every cell of every table that is not about finding the task."""
+    folder = make_run(tmp_path / "run", geometry=True, failures=2)
     write_report(folder)
     summary = json.loads((folder / "summary.json").read_text())
-    for row in read_csv(folder / "tables/headline.csv"):
-        assert float(row["accuracy"]) == summary["accuracy"][row["mode"]]
-        assert float(row["forgetting"]) == summary["forgetting"][row["mode"]]
-    matrix = read_csv(folder / "tables/matrix_single.csv")
-    assert float(matrix[2]["task_1"]) == summary["matrix"]["single"][2][0]
-    assert matrix[0]["task_2"] == ""
-    routing = read_csv(folder / "tables/routing.csv")
-    assert [float(row["batch64"]) for row in routing] == summary["routing"]["batch64_by_task"]
-    traffic = read_csv(folder / "tables/bytes.csv")
-    for direction, kinds in summary["bytes"].items():
-        for kind, total in kinds.items():
-            found = [int(r["bytes"]) for r in traffic if (r["direction"], r["kind"]) == (direction, kind)]
-            assert sum(found) == total
-    spent = [float(row["seconds"]) for row in read_csv(folder / "tables/seconds.csv") if row["phase"] == "train"]
-    assert sum(spent) == pytest.approx(summary["seconds"]["train"])
-    ranks = read_csv(folder / "tables/ranks.csv")
-    assert ranks[-1] == {"task": "3", "layer": "backbone.2.weight", "rank": "19", "dim": "192"}
-    geometry = read_csv(folder / "tables/geometry.csv")
-    assert geometry[0]["rho_min"] == ""
-    assert float(geometry[1]["bound_eq13"]) == 41.0
+    tables = {path.stem: read_csv(path) for path in folder.glob("tables/*.csv")}
+
+    modes = ["single", "aware", "agnostic", "batch64"]
+    assert tables["headline"] == [
+        {"mode": m, "accuracy": str(summary["accuracy"][m]), "forgetting": str(summary["forgetting"][m])} for m in modes
+    ]
+    for mode in modes:
+        rows = summary["matrix"][mode]
+        padded = [[*map(str, row), *[""] * (3 - len(row))] for row in rows]
+        named = [dict(zip(("task_1", "task_2", "task_3"), row, strict=True)) for row in padded]
+        assert tables[f"matrix_{mode}"] == [{"after_task": str(i), **row} for i, row in enumerate(named, 1)]
+    for mode in ("single", "batch64"):
+        assert [row[mode] for row in tables["routing"]] == list(map(str, summary["routing"][f"{mode}_by_task"]))
+    assert [row["task"] for row in tables["routing"]] == ["1", "2", "3"]
+    assert tables["routers"] == [
+        {"router": name, **{key: str(value) for key, value in found.items()}}
+        for name, found in summary["routers"].items()
+    ]
+
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    learned = [event for event in events if event["event"] == "task"]
+    assert tables["ranks"] == [
+        {"task": str(event["task"] + 1), "layer": layer, "rank": str(rank), "dim": str(event["dims"][layer])}
+        for event in learned
+        for layer, rank in event["ranks"].items()
+    ]
+    assert tables["seconds"] == [
+        {"task": str(event["task"] + 1), "phase": phase, "seconds": str(spent)}
+        for event in learned
+        for phase, spent in event["seconds"].items()
+    ]
+    sent: dict[tuple[int, str, str], int] = {}
+    for line in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
+        key = (line["task"] + 1, line["direction"], line["kind"])
+        sent[key] = sent.get(key, 0) + line["bytes"]
+    assert {(int(r["task"]), r["direction"], r["kind"]): int(r["bytes"]) for r in tables["bytes"]} == sent
+    assert len(tables["bytes"]) == len(sent)
+
+    measured = json.loads((folder / "geometry.json").read_text())
+    columns = {
+        "rho_min": measured["rho"],
+        "rho_mean": measured["rho_mean"],
+        "gradient_sq_mean": measured["measured"]["gradient_sq_mean"],
+        "bound_eq13": measured["bounds"]["taskwise"],
+        "bound_eq15": measured["bounds"]["taskwise_canonical"],
+        "loss_increase": [*measured["measured"]["loss_increase"], None],
+        "bound_eq14": [*measured["bounds"]["forgetting"], None],
+    }
+    for name, values in columns.items():
+        found = [row[name] for row in tables["geometry"]]
+        assert found == ["" if value is None else str(value) for value in values], name
 
 
 def test_output_is_deterministic(tmp_path: Path) -> None:

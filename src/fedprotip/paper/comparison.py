@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedprotip.paper.anchors import DIGITS
 from fedprotip.report import style
 from fedprotip.report.tables import Stat
 
-DIGITS = {"acc": 2, "ft": 2}
 HEADINGS = ("row", "metric", "mode", "part", "ours", "std", "seeds", "paper", "paper std", "verdict", "why", "protocol")
 
 
@@ -26,7 +26,7 @@ class Line:
     ours: Stat
     seeds: int
     paper: Stat
-    verdict: str  # beats, below, not comparable, not published, not run
+    verdict: str  # beats, equal, below, not comparable, not published, not run
     why: str = ""
     protocol: str = ""  # of the published number
 
@@ -46,6 +46,7 @@ class Outcome:
     runs: dict[str, list[str]]  # row → the commands that made it
     curves: dict[str, list[Stat]]  # row and mode → average accuracy after each task
     waiting: dict[str, str]  # row → why it was not run
+    notes: list[str]  # what a reader must know about the rows
 
 
 def markdown(outcome: Outcome) -> str:
@@ -60,6 +61,7 @@ def markdown(outcome: Outcome) -> str:
         ours, paper = (_text(stat, line.metric) for stat in (line.ours, line.paper))
         text.append(f"| {line.row} | {figure} | {ours} | {line.seeds or '–'} | {paper} | {verdict} |")
     text += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
+    text += _section("Text and code", [f"{note}." for note in outcome.notes])
     protocols = dict.fromkeys((line.row, line.protocol) for line in outcome.lines if line.protocol)
     text += _section("Protocol of the published numbers", [f"{row}: {protocol}" for row, protocol in protocols])
     text += _section("Commands", [f"{row}: `{command}`" for row, all_ in outcome.runs.items() for command in all_])

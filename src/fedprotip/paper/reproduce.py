@@ -21,12 +21,13 @@ from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
 from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.paper import comparison as report
-from fedprotip.paper.anchors import Published, figures, find, judge
+from fedprotip.paper.anchors import Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.finished import CellSummary, FinishedCell
-from fedprotip.paper.protocols import PROTOCOLS, SCALES, Protocol, Row, protocol
+from fedprotip.paper.protocols import CODE, PROTOCOLS, SCALES, WHY_CODE, Protocol, Row, protocol
+from fedprotip.paper.verdicts import judge
 from fedprotip.report.style import png
-from fedprotip.report.tables import Stat
+from fedprotip.report.tables import QUIET, Stat
 from fedprotip.settings import Settings
 from fedprotip.store.events import Observer
 from fedprotip.store.files import write_atomic
@@ -34,8 +35,8 @@ from fedprotip.store.folder import RunFolder
 from fedprotip.store.records import read_record
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
-QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
-"""Settings that do not make another row: where things are, and how fast it goes (the first: in older cells)."""
+SAME_ROW = QUIET | {"clients.workers", "model.weights"}
+"""Settings that do not make another row: where things are, and how fast it goes (clients.workers: in older cells)."""
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
 """Measured figures that the paper shows without printing a number."""
 
@@ -130,7 +131,8 @@ def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
         cell = _read(path)
         by_row.setdefault(cell.row, []).append(cell)
     rows = {row.name: row for row in known.rows}
-    outcome = Outcome(name, known.title, scale, [], {}, {}, {})
+    notes = [WHY_CODE] if any(label.endswith(CODE) for label in rows) else []
+    outcome = Outcome(name, known.title, scale, [], {}, {}, {}, notes)
     for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
         row = rows.get(label.partition("+")[0])
         outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
@@ -175,7 +177,7 @@ def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str]) -> None:
     settings = settings_file.load(row.at(plan.scale), [*overrides, f"run.seed={seed}"])
     if row.pretrained and not settings.model.weights:
         raise UsageError(f"{row.name} starts from pretrained weights: name their file with --set model.weights=FILE.")
-    changes = sorted(entry for entry in overrides if not entry.strip().startswith(QUIET))
+    changes = sorted(entry for entry in overrides if entry.partition("=")[0].strip() not in SAME_ROW)
     label = "+".join([row.name, *(_short(entry) for entry in changes)])
     cell = Cell(f"{label}-s{seed}", settings)
     path = plan.results / plan.protocol.name / plan.scale / f"{cell.name}.json"
@@ -208,9 +210,8 @@ def _portable(entry: str) -> str:
 def _essence(settings: Settings) -> dict[str, Any]:
     """All settings that decide the result; of the weights the file's name."""
     flat = {f"{s}.{key}": value for s, values in settings.model_dump().items() for key, value in values.items()}
-    kept = {key: value for key, value in flat.items() if not key.startswith(QUIET)}
-    weights = PurePath(flat["model.weights"]).name
-    return {**kept, "model.weights": weights, **{f"run.{key}": flat[f"run.{key}"] for key in ("seed", "geometry")}}
+    kept = {key: value for key, value in flat.items() if key not in QUIET}
+    return {**kept, "model.weights": PurePath(flat["model.weights"]).name}
 
 
 def _same(cell: FinishedCell, settings: Settings) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fedprotip.report import plots_comparison as plots
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
-from fedprotip.report.tables import Group, Stat, other_differences
+from fedprotip.report.tables import QUIET, Group, Stat, other_differences
 from fedprotip.report.text import bytes_text, joined, meaning, plus_minus, seconds_text
 from fedprotip.store.results import MODES
 
@@ -52,7 +52,9 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
 
 
 def comparison_reading(groups: list[Group]) -> str:
-    """Who is ahead, in one sentence: sample by sample without the task, then with it."""
+    """Who is ahead, in one sentence: sample by sample without the task, then with it. Nobody under other conditions."""
+    if set(other_differences([run for group in groups for run in group.runs])) - QUIET:
+        return "The methods were not run under the same conditions, so none of them is called ahead."
     alone = _ranked(groups, lambda group: group.accuracy.get("single", group.accuracy.get("agnostic")))
     told = _ranked(groups, lambda group: group.accuracy.get("aware"))
     sentences = []

@@ -32,7 +32,19 @@ def routing(run: RunData) -> Section:
     intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
     if len(summary.routers) > 1:
         intro += f"This run finds it by {run.chosen}; the other ways were asked about the same samples. "
-    return Section("Finding the task", intro + "The diagonal of a matrix is right." + _left_out(run), pictures, grids)
+    intro += "The diagonal of a matrix is right." + _no_room(run) + _left_out(run)
+    return Section("Finding the task", intro, pictures, grids)
+
+
+def _no_room(run: RunData) -> str:
+    """Why relevance cannot tell tasks apart when the first one takes all directions of U_L; empty when it does not."""
+    first = run.tasks[0] if len(run.tasks) > 1 else None
+    if first is None or "routing" not in first.ranks or first.ranks["routing"] < first.dims["routing"]:
+        return ""
+    return (
+        f" U_L of the first task spans all {first.dims['routing']} features, so later tasks have no direction of their "
+        "own and the ways cosine and gaussian cannot tell them from it: method.routing_rank = 20 leaves them room."
+    )
 
 
 def _left_out(run: RunData) -> str:

@@ -20,6 +20,14 @@ from fedprotip.store.results import MODES, RouterFigures
 
 Cell = str | int | float | None
 
+QUIET = frozenset(
+    {
+        *("data.root", "data.workers", "evaluate.batch"),
+        *("run.out", "run.engine", "run.workers", "run.device", "run.threads"),
+        *("run.checkpoint", "run.cache_mb", "run.state_mb"),
+    }
+)
+"""Where things are and how fast it goes: no result depends on them."""
 # Settings that say where or how often something is written, not what is computed.
 BOOKKEEPING = {"run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry", "data.root"}
 
@@ -230,11 +238,10 @@ def labels(runs: list[RunData], leave_out: frozenset[str] = frozenset()) -> list
 
 
 def other_differences(runs: list[RunData]) -> list[str]:
-    """Settings outside [method] that differ between methods and that no label mentions."""
-    inside: set[str] = set()
-    for method in {run.summary.method for run in runs}:
-        inside.update(_differing([run for run in runs if run.summary.method == method]))
-    return [key for key in _differing(runs) if key not in inside and not key.startswith("method.")]
+    """Settings outside [method] that differ between methods and that not every label mentions."""
+    methods = {run.summary.method for run in runs}
+    told = [set(_differing([run for run in runs if run.summary.method == method])) for method in methods]
+    return [key for key in _differing(runs) if key not in set.intersection(*told) and not key.startswith("method.")]
 
 
 def comparison(groups: list[Group]) -> Table:
