@@ -46,7 +46,7 @@ class Plain:
         if folder:
             self.network.load_state_dict(tensors(folder, "model"), strict=False)
         frozen = frozen_prefixes(settings.model, 1)
-        names = [name for name, p in self.network.backbone.named_parameters() if p.ndim == 2]
+        names = [name for name, p in self.network.backbone.named_parameters() if p.ndim > 1]
         self.names = [name for name in names if not name.startswith(frozen)]
 
     def weights(self):
@@ -69,7 +69,7 @@ class Plain:
         for name, g in zip(self.names, self.gradient(task), strict=True):
             phi = known[f"layers/{name}"].double()
             projector = torch.eye(len(phi), dtype=torch.float64) - phi @ phi.T
-            inside += (g.double() @ projector).square().sum().item()
+            inside += (g.flatten(1).double() @ projector).square().sum().item()
             whole += g.double().square().sum().item()
         return inside / whole
 
@@ -114,6 +114,19 @@ def test_coefficients_are_their_definitions_over_what_is_projected(tmp_path, mon
         for t in (1, 2):
             increases = [(iterates[t + 1].loss(old) - iterates[t].loss(old)).item() for old in range(t)]
             assert found["measured"]["round_increase"][t][:t] == pytest.approx(increases, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_of_a_frozen_resnet_only_layers_3_and_4_count(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    model = {"name": "resnet18", "freeze": "layer2"}
+    first, both = (small(**ONE_ROUND, model=model, stream={"tasks": tasks}) for tasks in (1, 2))
+    found = measure(tmp_path / "2", both)
+    fedprotip.run(first, out=tmp_path / "1")
+    plain = Plain(both, tmp_path / "1")
+    assert {name.partition(".")[0] for name in plain.names} == {"layer3", "layer4"}
+    assert found["rho"][1] == pytest.approx(plain.share(1, tmp_path / "1"), rel=1e-3)
+    assert found["beta"][1][0] == pytest.approx(plain.share(0, tmp_path / "1") ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -108,10 +108,14 @@ def _measured_and_bounds(
 ) -> None:
     """Points (name, marker, values) and the bounds above them, each where it belongs."""
     everything = [value for _, _, values in measured for value in values] + [v for _, values in limits for v in values]
-    sizes = np.abs(style.as_floats(everything))
-    known = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if known.size:  # linear around zero: a loss that did not rise has no logarithm and must be seen
-        axes.set_yscale("symlog", linthresh=max(float(known.min()), float(known.max()) * 1e-8))
+    numbers = style.as_floats(everything)
+    numbers = numbers[np.isfinite(numbers)]
+    sizes = np.abs(numbers[numbers != 0])
+    if len(numbers) and (numbers > 0).all():
+        axes.set_yscale("log")
+    elif len(sizes):  # linear around zero: a loss that did not rise has no logarithm and must be seen
+        least = max(float(sizes.min()), float(sizes.max()) * 1e-8)
+        axes.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(least)), linscale=2)
     for (name, marker, values), colour in zip(measured, ("#0072B2", "#56B4E9"), strict=False):
         axes.plot(places, style.as_floats(values), marker, label=name, color=colour, markersize=size)
     for (name, values), colour, marker in zip(limits, ("#D55E00", "#E69F00"), ("_", "x"), strict=False):
