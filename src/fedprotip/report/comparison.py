@@ -149,7 +149,8 @@ def _costs(groups: list[Group]) -> Section:
         ]
         grids.append(Grid(["method", *phases.values()], peaks, "Peak memory by phase"))
         pictures.append(Picture("memory", plots.memory(groups), "Bar chart of the peak memory of each phase."))
-    intro = "Bytes that all clients together sent (up) and received (down), wall-clock time, and peak memory."
+    intro = "Bytes that all clients together sent (up) and received (down), and wall-clock time."
+    intro += " Memory is that of the process, which may hold what earlier runs in it have left." if phases else ""
     return Section("Cost", intro, pictures, grids)
 
 

@@ -130,7 +130,7 @@ def geometry_rho_by_threshold(by_label: Thresholds) -> Figure:
             places = range(1, len(stats) + 1)
             axes.plot(places, mean, label=rf"$\epsilon$ = {threshold:g}", **look)
             axes.fill_between(places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
-        axes.set_ylim(0, 1.03)
+        axes.set_ylim(0, min(1.03, axes.get_ylim()[1]))
         axes.set_ylabel(r"$\hat{\rho}_t$" + (f", {label}" if len(by_label) > 1 else ""))
         axes.grid(axis="y")
         style.legend_above(axes, 3)

@@ -62,7 +62,7 @@ class ClientStore:
     def glance(self) -> "ClientStore":
         """The same entries, to look at: what is put there is forgotten with it."""
         other = ClientStore(self._objects, sys.maxsize)
-        other._index, other._cache = dict(self._index), self._cache.copy()
+        other._index, other._cache, other.cached_bytes = dict(self._index), self._cache.copy(), self.cached_bytes
         return other
 
     def _remember(self, key: str, tensors: Tensors) -> None:
