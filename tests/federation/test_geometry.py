@@ -147,6 +147,21 @@ def test_smoothness_and_drift_are_those_of_what_is_projected(tmp_path, monkeypat
     assert further["measured"]["drift"] == pytest.approx([moved, second], rel=1e-4)
 
 
+@pytest.mark.parametrize("average", ["weighted", "uniform"])
+def test_the_loss_of_a_task_weighs_clients_as_the_average_does(tmp_path, monkeypatch, average):
+    """Eq. 18 with p_k of Eq. 6, by the gradient at the network as it was born."""
+    quick(monkeypatch)
+    train = {"rounds": 1, "average": average}
+    settings = small(train=train, stream={"tasks": 1}, run={"geometry": 1}, clients={"alpha": 0.1})
+    found, plain = measure(tmp_path / "r", settings), Plain(settings)
+    shares = [plain.stream.client_samples(0, client) for client in plain.stream.clients(0)]
+    p_k = [len(share) if average == "weighted" else 1 for share in shares]
+    assert len(set(map(len, shares))) > 1
+    gradients = [plain.gradient(0, share) for share in shares]
+    whole = [sum(p * g for p, g in zip(p_k, layer, strict=True)) / sum(p_k) for layer in zip(*gradients, strict=True)]
+    assert found["measured"]["gradient_sq_mean"] == pytest.approx([squared(whole)], rel=1e-4)
+
+
 def test_without_projection_everything_is_admissible(tmp_path, monkeypatch):
     quick(monkeypatch)
     found = measure(tmp_path / "r", small(**ONE_ROUND, stream={"tasks": 2}, method={"projection": "none"}))
