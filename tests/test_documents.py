@@ -229,9 +229,10 @@ def test_every_file_of_a_run_folder_is_explained(tmp_path):
     assert {path.name for path in (tmp_path / "r").iterdir()} == explained
 
 
-def test_the_picture_is_what_its_script_draws():
-    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "way.py"))["SVG"]
-    assert (ROOT / "docs" / "images" / "way.svg").read_text(encoding="utf-8") == drawn
+@pytest.mark.parametrize("picture", ["way", "overview"])
+def test_a_picture_is_what_its_script_draws(picture):
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / f"{picture}.py"))["SVG"]
+    assert (ROOT / "docs" / "images" / f"{picture}.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_links_and_pictures_exist():

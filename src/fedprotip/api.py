@@ -15,7 +15,7 @@ import torch
 from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError
 from fedprotip.evaluation.summary import summarise
-from fedprotip.federation.engines import build_engine
+from fedprotip.federation.engines import build_engine, private_state
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
@@ -24,12 +24,14 @@ from fedprotip.methods import create_method
 from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models import Network, build_network
 from fedprotip.models.capture import find_layers
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
 from fedprotip.store.folder import RunFolder, explained, free_path
+from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
@@ -154,6 +156,11 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
         raise UsageError(
             f"run.geometry measures subspaces, and {method.name!r} has none; the nearest valid value is 0."
         )
+    if settings.run.geometry and all(name.startswith(frozen_prefixes(settings.model, 1)) for name in _weights(network)):
+        raise UsageError(
+            f"run.geometry measures what is projected, and model.freeze = {settings.model.freeze!r} leaves nothing; "
+            "the nearest valid value is 0."
+        )
     if settings.model.head == "shared" and settings.stream.scenario == "class" and len(stream.tasks) > 1:
         raise UsageError(
             "model.head = 'shared' needs stream.scenario = 'domain'; the nearest valid choice is 'per_task'."
@@ -166,10 +173,14 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
 
 def sensible_threads(network: Network, settings: Settings) -> int:
     """1 for a small perceptron, whose products are too short to be shared; else 0: torch's own choice."""
-    layers = find_layers(network.backbone, only_trainable=False)
-    weights = [network.backbone.get_parameter(name) for name in layers]
+    weights = [network.backbone.get_parameter(name) for name in _weights(network)]
     short = all(w.dim() == 2 and settings.train.batch * w.numel() < SHORT for w in weights)
     return 1 if short and weights else 0
+
+
+def _weights(network: Network) -> list[str]:
+    """Names of the backbone's weights that have an input subspace."""
+    return list(find_layers(network.backbone, only_trainable=False))
 
 
 def _complete(
@@ -195,7 +206,8 @@ def _complete(
         if saved:
             server.restore(*saved)
         engine = build_engine(server, store, folder.path)
-        probe = Probe(server, settings.run.geometry, store) if settings.run.geometry else None
+        private = private_state(settings, store, folder.path)
+        probe = Probe(server, settings.run.geometry, private) if settings.run.geometry else None
         if probe and saved:
             probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
@@ -203,7 +215,7 @@ def _complete(
         _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
         if done < total or folder.manifest().status != "finished":
             try:
-                run_tasks(server, engine, journal, probe)
+                run_tasks(server, probe.watch(engine) if probe else engine, journal, probe)
             finally:
                 engine.close()
                 journal.flush()
@@ -222,7 +234,9 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
         folder.write_tensors(f"{name}.safetensors", tensors)
     folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
-    peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+    memory = Memory.model_validate(server.progress.memory)
+    folder.write_json("memory.json", memory.plain())
+    peak_gpu = max(memory.peaks("gpu").values(), default=None)
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
 

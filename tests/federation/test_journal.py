@@ -1,14 +1,20 @@
 """The journal: what clients say is written down, but never at any length."""
 
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import fedprotip
 from fedprotip.federation.journal import MOST_REASONS, Journal
 from fedprotip.federation.server import Progress
 from fedprotip.store.events import RoundDone
 from fedprotip.store.folder import RunFolder
+from fedprotip.store.memory import status_mb
+from fedprotip.store.records import read_record
+from fedprotip.store.results import Memory
 from tests.sites import through
 from tests.small import quick, small
 
@@ -69,3 +75,31 @@ def test_no_client_can_stop_a_run_by_what_it_says(tmp_path, monkeypatch, change)
     assert (tmp_path / "r" / "events.jsonl").stat().st_size < 5000
     rounds = [json.loads(line) for line in (tmp_path / "r" / "events.jsonl").read_text().splitlines()]
     assert [event["loss"] is None for event in rounds if event["event"] == "round"] == ["loss" in change] * 3
+
+
+def test_peaks_of_memory_are_kept_by_phase_and_task(tmp_path, monkeypatch):
+    """memory.json: the largest of all rounds of a task, and no less after a resume."""
+    quick(monkeypatch)
+    summary = fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
+    found = read_record(Memory, tmp_path / "r" / "memory.json")
+    if status_mb("VmRSS") is None:
+        return
+    assert {phase: len(peaks) for phase, peaks in found.rss.items()} == {"train": 2, "task_end": 2, "evaluate": 2}
+    assert found.gpu == {} or torch.cuda.is_available()
+    assert 0 < max(found.peaks("rss").values()) <= summary["peak_rss_mb"] + 0.01
+
+
+def test_a_phase_keeps_its_largest_peak(journal, monkeypatch):
+    sizes = iter([30.0, 50.0, 40.0, 20.0])
+
+    @contextmanager
+    def watched():
+        yield SimpleNamespace(mb=next(sizes))
+
+    monkeypatch.setattr("fedprotip.federation.journal.watched", watched)
+    progress = Progress()
+    for task, phase in ((0, "train"), (0, "train"), (0, "train"), (2, "train")):
+        progress.task = task
+        with journal.phase(progress, phase):
+            pass
+    assert progress.memory["rss"] == {"train": [50.0, None, 20.0]}

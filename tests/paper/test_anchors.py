@@ -108,6 +108,7 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
         "peak_rss_mb": 100.0,
         "peak_gpu_mb": None,
         "geometry": {"rho_mean": [None, 0.5], "beta_bar": 0.1},
+        "memory": {"rss": {"train": [90.0, 95.0], "task_end": [None, 80.0]}},
     }
     always = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 5, "seed": 0, "bytes": {}, "curve": {}}
     found = figures(CellSummary.model_validate(summary | always))
@@ -116,4 +117,6 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
     assert found[find(table=8, kind="total", m_s=512)[0].figure] == 2.0
     assert found["mib", "", "basis"] == 3.0
     assert found["rho", "", "task 2"] == 0.5
+    assert found["memory", "", "rss train MiB"] == 95.0
+    assert found["memory", "", "rss task_end MiB"] == 80.0
     assert ("memory", "", "gpu MiB") not in found

@@ -96,7 +96,9 @@ def test_comparison_page(tmp_path: Path) -> None:
     assert targets == [f"../runs%20here/{folder.name}/report.html" for folder in folders]
     assert (folders[0] / "report.html").read_text() == "own page"
     assert "FedAvg" in (folders[3] / "report.html").read_text()  # was missing and is made
-    assert len(re.findall(r"<img ", html)) == len(list((out / "plots").glob("*.png"))) == 6
+    assert len(re.findall(r"<img ", html)) == len(list((out / "plots").glob("*.png"))) == 7
+    assert "Peak memory by phase" in html
+    assert "488 MB ± 7.41 MB" in html  # training: 460 and 470 MiB
     rows = read_csv(out / "comparison.csv")
     assert [row["label"] for row in rows] == ["fedprotip", "fedavg"]
     assert [row["seeds"] for row in rows] == ["0 1", "0 1"]
@@ -162,7 +164,11 @@ def test_geometry_over_threshold(tmp_path: Path) -> None:
     ]
     (by_threshold,) = plots_comparison.thresholds([RunData.load(folder) for folder in folders]).values()
     assert list(by_threshold) == [0.5, 0.7, 0.9]
-    assert by_threshold[0.7][0].mean == pytest.approx(1.1 - 0.7 - 0.03 * 1.5)
+    rho, _ = plots_comparison.rho_and_beta(by_threshold[0.7])
+    assert rho.mean == pytest.approx(1.1 - 0.7 - 0.03 * 1.5)
+    by_task = [stat.mean for stat in plots_comparison.rho_by_task(by_threshold[0.7])]
+    assert by_task == [None, pytest.approx(0.37), pytest.approx(0.34)]
     write_comparison(with_reports(folders), tmp_path / "out")
-    assert (tmp_path / "out/plots/geometry_over_threshold.png").exists()
+    for name in ("geometry_over_threshold", "geometry_rho_by_threshold"):
+        assert (tmp_path / f"out/plots/{name}.png").exists()
     assert plots_comparison.thresholds([RunData.load(folders[0])]) == {}

@@ -14,7 +14,7 @@ from fedprotip.errors import RunError
 from fedprotip.report import comparison_rows, plots, text, write_report
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import aggregate
-from tests.report.test_rundata import links, make_run, read_csv
+from tests.report.test_rundata import links, make_memory, make_run, read_csv
 
 
 def titles(html: str) -> list[str]:
@@ -57,15 +57,18 @@ def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
         "Protected subspace",
         "Bytes",
         "Time",
+        "Memory",
         "Clients left out",
         "Geometry of projection",
         "Settings",
         "Versions",
     ]
     plain = titles(write_report(make_run(tmp_path / "b", method="fedavg")).read_text())
-    assert plain == ["Accuracy over tasks", "Accuracy matrix", "Bytes", "Time", "Settings", "Versions"]
+    assert plain == ["Accuracy over tasks", "Accuracy matrix", "Bytes", "Time", "Memory", "Settings", "Versions"]
     first = titles(write_report(make_run(tmp_path / "c", tasks=1)).read_text())
-    assert first == ["Protected subspace", "Bytes", "Time", "Settings", "Versions"]
+    assert first == ["Protected subspace", "Bytes", "Time", "Memory", "Settings", "Versions"]
+    (tmp_path / "c" / "memory.json").unlink()  # a run of an older version
+    assert "Memory" not in titles(write_report(tmp_path / "c").read_text())
 
 
 def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
@@ -124,6 +127,23 @@ def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     for name, values in columns.items():
         found = [row[name] for row in tables["geometry"]]
         assert found == ["" if value is None else str(value) for value in values], name
+    geometry = read_csv(folder / "tables/geometry.csv")
+    assert [float(geometry[0][name]) for name in ("bound_eq31", "drift_sq", "bound_lemma3")] == [700.0, 0.4, 5.0]
+    rounds, made = read_csv(folder / "tables/geometry_rounds.csv"), json.loads((folder / "geometry.json").read_text())
+    assert [(row["task"], row["old_task"]) for row in rounds] == [("2", "1"), ("3", "1"), ("3", "2")]
+    assert float(rounds[1]["beta"]) == made["beta"][2][0]
+    assert float(rounds[1]["increase_mean"]) == made["measured"]["round_increase_mean"][2][0]
+    assert float(rounds[1]["increase_largest"]) == made["measured"]["round_increase"][2][0]
+    assert float(rounds[1]["bound_eq25"]) == made["bounds"]["round_increase"][2][0]
+    memory = read_csv(folder / "tables/memory.csv")
+    assert [(row["task"], row["phase"]) for row in memory[:4]] == [
+        ("1", "evaluate"),
+        ("1", "task_end"),
+        ("1", "train"),
+        ("2", "evaluate"),
+    ]
+    assert [float(row["rss_mb"]) for row in memory[:4]] == [400.0, 500.0, 450.0, 405.0]
+    assert memory[0]["gpu_mb"] == ""
 
 
 def test_output_is_deterministic(tmp_path: Path) -> None:
@@ -209,3 +229,13 @@ def test_numbers_as_text() -> None:
     assert text.seconds_text(7200) == "2.0 h"
     assert text.ids_text([4, 0, 1, 2]) == "0–2, 4"
     assert text.method_name("fot") == "FOT"
+
+
+def test_memory_by_phase_with_and_without_a_gpu(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    html = write_report(folder).read_text()
+    assert all(f"<td>{size} MB</td>" in html for size in (482, 535, 430))
+    assert "GPU memory" not in html
+    (folder / "memory.json").write_text(json.dumps(make_memory(3, 400.0, gpu=True)))
+    assert "GPU memory" in write_report(folder).read_text()
+    assert (folder / "plots/memory.png").exists()

@@ -157,6 +157,7 @@ def make_run(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ledger))
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    (folder / "memory.json").write_text(json.dumps(make_memory(tasks, 400.0 + 10 * seed)))
     if geometry:
         (folder / "geometry.json").write_text(json.dumps(make_geometry(tasks, merged["method"].get("threshold"))))
     return folder
@@ -188,6 +189,12 @@ def make_finding(tasks: int) -> dict[str, Any]:
     }
 
 
+def make_memory(tasks: int, least: float, gpu: bool = False) -> dict[str, Any]:
+    phases = ("evaluate", "train", "task_end")
+    rss = {phase: [least + 50 * i + 5 * t for t in range(tasks)] for i, phase in enumerate(phases)}
+    return {"rss": rss, "gpu": {phase: [mib / 10 for mib in mibs] for phase, mibs in rss.items()} if gpu else {}}
+
+
 def make_geometry(tasks: int, threshold: float | None = None) -> dict[str, Any]:
     epsilon = threshold or 0.7
     mean = [None, *(1.1 - epsilon - 0.03 * t for t in range(1, tasks))]
@@ -206,11 +213,17 @@ def make_geometry(tasks: int, threshold: float | None = None) -> dict[str, Any]:
             "taskwise": [40.0 + t for t in range(tasks)],
             "forgetting": [900.0 / (t + 1) for t in range(tasks - 1)],
             "taskwise_canonical": [math.inf, *(90.0 + t for t in range(1, tasks))],
+            "forgetting_canonical": [700.0 / (t + 1) for t in range(tasks - 1)],
+            "round_increase": [[value and 60 * value for value in row] for row in beta],
+            "drift": [5.0] * tasks,
             "ft_loss_canonical": 31.0,
         },
         "measured": {
             "gradient_sq_mean": [0.02 + 0.01 * t for t in range(tasks)],
             "loss_increase": [0.01 - 0.02 * (t % 2) for t in range(tasks - 1)],
+            "round_increase": [[value and 0.02 * (value - 0.05) for value in row] for row in beta],
+            "round_increase_mean": [[value and 0.01 * (value - 0.06) for value in row] for row in beta],
+            "drift": [0.4 / (t + 1) for t in range(tasks)],
         },
     }
 
@@ -240,6 +253,12 @@ def links(html: str) -> list[str]:
         ("events.jsonl", '{"event": "task", "task": 0, "ranks": {"conv1": 3}}', "dims has no width of conv1"),
         ("geometry.json", '{"rho": [], "rho_mean": [], "beta": [[1, 2]]}', "a row that is too long"),
         ("geometry.json", '{"rho": 3}', "rho: Input should be a valid list"),
+        (
+            "geometry.json",
+            '{"rho": [], "rho_mean": [], "beta": [[null]], "measured": {"round_increase": [[1], [2]]}}',
+            "round_increase is not a table of 1 by 1 tasks",
+        ),
+        ("memory.json", '{"rss": {"train": ["much"]}}', "rss.train.0: Input should be a valid number"),
     ],
 )
 def test_damaged_run_is_one_clear_sentence(tmp_path: Path, name: str, content: str | bytes | None, words: str) -> None:

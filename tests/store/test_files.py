@@ -207,3 +207,19 @@ def test_only_what_changed_is_written_again(objects):
     second = store.flush()
     assert {key for key in first if first[key] != second[key]} == {"1/m"}
     assert len(list(objects.path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("budget", [0, 10**6])
+def test_a_glance_changes_nothing(objects, budget):
+    """What is put into a glance is read there and nowhere else, and never written."""
+    store = ClientStore(objects, budget)
+    store.put(1, "own", {"x": torch.ones(2)})
+    index, files = store.flush(), sorted(objects.path.iterdir())
+    glance = store.glance()
+    assert torch.equal(glance.get(1, "own")["x"], torch.ones(2))
+    glance.put(1, "own", {"x": torch.zeros(2)})
+    glance.put(2, "own", {"x": torch.zeros(2)})
+    assert torch.equal(glance.get(1, "own")["x"], torch.zeros(2))
+    assert torch.equal(store.get(1, "own")["x"], torch.ones(2))
+    assert store.get(2, "own") is None
+    assert (store.flush(), sorted(objects.path.iterdir())) == (index, files)

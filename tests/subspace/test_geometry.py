@@ -89,6 +89,40 @@ def test_the_forgetting_bound_by_hand():
     assert geometry.forgetting_bound([], [], 5, 0.1, 2.0, 3.0) == 0.0
 
 
+@given(st.lists(st.tuples(st.floats(0, 1), counts), max_size=8), counts, numbers, numbers)
+def test_eq_31_is_eq_14_with_the_canonical_step_of_every_task(later, rounds, smoothness, moment):
+    """Each later task has steps S_t of its own, and so a step size of its own (Eq. 29)."""
+    expected = 0.0
+    for beta, steps in later:
+        lr = 1 / (smoothness * steps * sqrt(rounds))
+        expected += geometry.forgetting_bound([beta], [steps], rounds, lr, smoothness, moment)
+    betas = [beta for beta, _ in later]
+    assert geometry.forgetting_bound_canonical(betas, rounds, smoothness, moment) == pytest.approx(expected)
+
+
+@given(st.floats(0, 1), counts, counts, st.floats(1e-4, 1), numbers, numbers)
+def test_eq_14_is_eq_25_in_every_round(beta, steps, rounds, lr, smoothness, moment):
+    single = beta * steps * lr * moment + smoothness / 2 * steps**2 * lr**2 * moment
+    assert geometry.round_bound(beta, steps, lr, smoothness, moment) == pytest.approx(single)
+    cumulative = geometry.forgetting_bound([beta], [steps], rounds, lr, smoothness, moment)
+    assert cumulative == pytest.approx(rounds * single)
+
+
+@given(seeds, st.integers(1, 8), st.integers(2, 10), st.floats(1e-3, 1))
+def test_a_walk_of_projected_steps_stays_within_lemma_3(seed, steps, d, lr):
+    """Any gradients, any projector: G² is the largest of their squared norms."""
+    rng = np.random.default_rng(seed)
+    gradients = rng.standard_normal((steps, d))
+    phi = reference.random_basis(rng, d, int(rng.integers(0, d)))
+    moment = float((gradients**2).sum(axis=1).max())
+    walked = np.zeros(d)
+    for s, gradient in enumerate(gradients, start=1):
+        walked -= lr * (gradient - phi @ (phi.T @ gradient))
+        assert (walked**2).sum() <= geometry.drift_bound(s, lr, moment) * (1 + 1e-9)
+    straight = geometry.drift_bound(steps, lr, moment)
+    assert straight == pytest.approx(float((steps * lr * np.sqrt(moment)) ** 2))  # all steps in one direction
+
+
 def test_where_nothing_is_admissible_there_is_no_bound():
     assert geometry.taskwise_bound(1.0, 0.0, 5, 4, 0.1, 1.0, 1.0) == inf
     assert geometry.taskwise_bound_canonical(1.0, 0.0, 5, 1.0, 1.0) == inf

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
+
 from fedprotip.federation.server import Progress, Server
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import Absent, Event, Failure, Observer
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
-from fedprotip.store.memory import peak_rss_mb
+from fedprotip.store.memory import peak_rss_mb, watched
 from fedprotip.store.records import LedgerLine, Line
 
 MOST_REASONS = 50
@@ -69,12 +71,17 @@ class Journal:
 
     @contextmanager
     def phase(self, progress: Progress, name: str) -> Iterator[None]:
-        """Add the seconds inside to progress.seconds[name]."""
-        start = time.perf_counter()
+        """Add the seconds inside to progress.seconds[name]; the peak of memory goes to progress.memory."""
+        start, gpu = time.perf_counter(), torch.cuda.is_available()
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
         try:
-            yield
+            with watched() as peak:
+                yield
         finally:
             progress.seconds[name] = progress.seconds.get(name, 0.0) + time.perf_counter() - start
+            _note_peak(progress, "rss", name, peak.mb)
+            _note_peak(progress, "gpu", name, torch.cuda.max_memory_allocated() / 2**20 if gpu else None)
 
     def flush(self) -> None:
         """Write the lines so far; a resume cuts off those that no checkpoint covers."""
@@ -87,3 +94,11 @@ class Journal:
         self.flush()
         server.about_to_save()
         self._folder.checkpoint(server.state(), server.tensors() | extra, self._store)
+
+
+def _note_peak(progress: Progress, where: str, phase: str, mb: float | None) -> None:
+    """The largest value of a phase in the task under way."""
+    if mb is not None:
+        peaks = progress.memory.setdefault(where, {}).setdefault(phase, [])
+        peaks += [None] * (progress.task + 1 - len(peaks))
+        peaks[progress.task] = max(peaks[progress.task] or 0.0, mb)

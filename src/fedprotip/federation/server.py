@@ -18,6 +18,7 @@ from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import DataSettings, RunSettings, Settings, to_toml
 from fedprotip.store.files import Tensors
+from fedprotip.store.records import Number
 from fedprotip.stream import Stream
 from fedprotip.stream.plan import Plan
 
@@ -54,6 +55,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "task_end": 0.0, "evaluate": 0.0})
     geometry: dict[str, Any] = field(default_factory=dict)
     peak_rss_mb: float = 0.0
+    memory: dict[str, dict[str, list[Number]]] = field(default_factory=dict)  # rss, gpu → phase → peak in each task
 
 
 class Server:

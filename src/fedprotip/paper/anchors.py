@@ -129,6 +129,8 @@ def figures(summary: CellSummary) -> dict[Figure, float]:
         found["mib", "", kind] = sum(by_task) / len(by_task)
     found |= {("hours", "", phase): seconds / 3600 for phase, seconds in summary.seconds.items()}
     peaks = {"rss": summary.peak_rss_mb, "gpu": summary.peak_gpu_mb}
+    peaks |= {f"rss {phase}": mib for phase, mib in summary.memory.peaks("rss").items()}
+    peaks |= {f"gpu {phase}": mib for phase, mib in summary.memory.peaks("gpu").items()}
     found |= {("memory", "", f"{name} MiB"): peak for name, peak in peaks.items() if peak is not None}
     if summary.geometry:
         measured = {("rho", "", f"task {task}"): value for task, value in enumerate(summary.geometry.rho_mean, 1)}

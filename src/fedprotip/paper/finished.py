@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprotip.store.records import Number, Part, Record, read_ledger, read_record
-from fedprotip.store.results import Geometry, Summary
+from fedprotip.store.results import Geometry, Memory, Summary
 
 BULKY = ("matrix", "confusion")
 
@@ -15,12 +15,13 @@ class GeometryMeans(Part):
 
 
 class CellSummary(Summary):
-    """The summary of a run without its large tables, and a little of its ledger and geometry."""
+    """The summary of a run without its large tables, and a little of its ledger, geometry and memory."""
 
     matrix: dict[str, list[list[float]]] = {}  # left out
     curve: dict[str, list[float]]  # mode → average accuracy after each task
     mib_by_task: dict[str, list[float]]  # kind → MiB of one message that a client sends (Table 9)
     geometry: GeometryMeans | None = None
+    memory: Memory = Memory()
 
     @classmethod
     def of(cls, folder: Path, summary: Summary) -> "CellSummary":
@@ -30,6 +31,8 @@ class CellSummary(Summary):
         small["mib_by_task"] = _traffic(folder / "ledger.jsonl", summary.tasks)
         if (folder / "geometry.json").exists():
             small["geometry"] = read_record(Geometry, folder / "geometry.json").model_dump()
+        if (folder / "memory.json").exists():
+            small["memory"] = read_record(Memory, folder / "memory.json").plain()
         return cls.model_validate(small)
 
 

@@ -6,7 +6,7 @@ from fedprotip.report import plots_comparison as plots
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import QUIET, Group, Stat, other_differences
-from fedprotip.report.text import bytes_text, joined, meaning, plus_minus, seconds_text
+from fedprotip.report.text import PHASES, bytes_text, joined, meaning, mib_text, plus_minus, seconds_text
 from fedprotip.store.results import MODES
 
 
@@ -35,19 +35,23 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
     if curves:
         intro = "Average over all tasks seen so far; the band is one standard deviation over seeds."
         sections.append(Section("Accuracy over tasks", intro, curves))
-    sections.append(
-        Section(
-            "Cost",
-            "Bytes that all clients together sent (up) and received (down), and wall-clock time.",
-            grids=[_cost(groups)],
-        )
-    )
+    sections.append(_costs(groups))
     measured = plots.thresholds(runs)
     if measured:
-        alt = "Two line charts: mean ρ̂ and mean β̂ against the threshold ε."
-        picture = Picture("geometry_over_threshold", plots.geometry_over_threshold(measured), alt)
+        pictures = [
+            Picture(
+                "geometry_rho_by_threshold",
+                plots.geometry_rho_by_threshold(measured),
+                "Line chart of ρ̂ over tasks, a line for every threshold ε.",
+            ),
+            Picture(
+                "geometry_over_threshold",
+                plots.geometry_over_threshold(measured),
+                "Two line charts: mean ρ̂ and mean β̂ against the threshold ε.",
+            ),
+        ]
         intro = "A higher threshold protects more: less interference β̂, and less room to learn ρ̂."
-        sections.append(Section("Geometry and threshold", intro, [picture]))
+        sections.append(Section("Geometry and threshold", intro, pictures))
     return sections
 
 
@@ -123,7 +127,7 @@ def _stat(stat: Stat | None) -> str:
     return "–" if stat is None else plus_minus(stat.mean, stat.std)
 
 
-def _cost(groups: list[Group]) -> Grid:
+def _costs(groups: list[Group]) -> Section:
     def shown(stat: Stat, write: Callable[[float], str]) -> str:
         if stat.mean is None:
             return "–"
@@ -138,7 +142,18 @@ def _cost(groups: list[Group]) -> Grid:
         ]
         for group in groups
     ]
-    return Grid(["method", "up", "down", "time"], rows)
+    pictures, grids = [], [Grid(["method", "up", "down", "time"], rows)]
+    phases = {phase: words for phase, words in PHASES.items() if any(phase in group.memory for group in groups)}
+    if phases:
+        nothing = Stat(None, None)
+        peaks = [
+            [group.label, *(shown(group.memory.get(phase, nothing), mib_text) for phase in phases)] for group in groups
+        ]
+        grids.append(Grid(["method", *phases.values()], peaks, "Peak memory by phase"))
+        pictures.append(Picture("memory", plots.memory(groups), "Bar chart of the peak memory of each phase."))
+    intro = "Bytes that all clients together sent (up) and received (down), and wall-clock time."
+    intro += " Memory is that of the process, which may hold what earlier runs in it have left." if phases else ""
+    return Section("Cost", intro, pictures, grids)
 
 
 def _ranked(groups: list[Group], pick: Callable[[Group], Stat | None]) -> list[tuple[str, Stat]]:

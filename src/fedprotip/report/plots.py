@@ -1,14 +1,12 @@
 """Plots of one run; every function returns a matplotlib Figure."""
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedprotip.report import style
 from fedprotip.report.rundata import RunData
-from fedprotip.report.text import PHASES, byte_unit, number, second_unit
-from fedprotip.store.records import Number
-from fedprotip.store.results import Geometry
+from fedprotip.report.text import PHASES, byte_unit, second_unit
+from fedprotip.store.results import Memory
 
 MOST_LINES = 8  # layers that still can be told apart as lines
 
@@ -157,80 +155,25 @@ def seconds(run: RunData) -> Figure:
 
 
 @style.styled
-def geometry_rho(geometry: Geometry) -> Figure:
-    """ρ̂ of each task: the share of the gradient that projection leaves (Fig. 2a)."""
-    figure, (axes,) = style.new_figure(2.9)
-    lines = (
-        ("mean over rounds", geometry.rho_mean, "#0072B2", "o"),
-        ("minimum", geometry.rho, "#D55E00", "v"),
-    )
-    for label, values, colour, marker in lines:
-        places = range(1, len(values) + 1)
-        axes.plot(places, style.as_floats(values), label=label, color=colour, marker=marker)
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel(r"$\hat{\rho}_t$")
-    style.task_axis(axes, len(geometry.rho))
-    axes.grid(axis="y")
-    style.legend_above(axes, 2)
-    return figure
-
-
-@style.styled
-def geometry_beta(geometry: Geometry) -> Figure:
-    """β̂ between every new task (rows) and every old one (columns) (Fig. 2b)."""
-    size = len(geometry.beta)
-    values = np.full((size, size), np.nan)
-    for t, row in enumerate(geometry.beta):
-        values[t, : len(row)] = style.as_floats(row)
-    values = values[1:, :-1]  # the first task has no old task, the last is no old task
-    top = float(np.nanmax(values, initial=0.0)) or 1.0
-    figure, axes = style.square(size - 1)
-    style.heatmap(figure, axes, values, (min(0.0, float(np.nanmin(values, initial=0.0))), top), _short)
-    style.cell_ticks(axes.xaxis, size - 1)
-    style.cell_ticks(axes.yaxis, size - 1, first=2)
-    axes.set_title(r"interference $\hat{\beta}_{\tau \to t}$")
-    axes.set_xlabel(r"old task $\tau$")
-    axes.set_ylabel("while learning task $t$")
-    return figure
-
-
-@style.styled
-def geometry_bounds(geometry: Geometry) -> Figure:
-    """What was measured beside the bounds of the two theorems, on a logarithmic axis."""
-    measured, bounds = geometry.measured, geometry.bounds
-    taskwise = [("Eq. 13", bounds.taskwise), ("Eq. 15", bounds.taskwise_canonical)]
-    panels = [
-        ("squared gradient", measured.gradient_sq_mean, taskwise),
-        ("loss increase", measured.loss_increase, [("Eq. 14", bounds.forgetting)]),
-    ]
-    panels = [panel for panel in panels if panel[1]]  # a first task has nothing to forget
-    figure, all_axes = style.new_figure(0.5 + 2.2 * len(panels), rows=len(panels))
-    for axes, (name, values, limits) in zip(all_axes, panels, strict=True):
-        _measured_and_bounds(axes, values, limits)
-        axes.set_ylabel(name)
-        style.legend_above(axes, 3)
+def memory(run: RunData) -> Figure:
+    """Peak memory of each phase of each task (the paper's Fig. 7); a second panel where there was a GPU."""
+    found = run.memory or Memory()
+    panels = [(name, mbs) for name, mbs in (("memory", found.rss), ("GPU memory", found.gpu)) if mbs]
+    figure, all_axes = style.new_figure(0.9 + 1.9 * len(panels), rows=len(panels))
+    tasks = max(len(mbs) for _, by_phase in panels for mbs in by_phase.values())
+    phases = [phase for phase in PHASES if any(phase in by_phase for _, by_phase in panels)]
+    for axes, (name, by_phase) in zip(all_axes, panels, strict=True):
+        divisor, unit = byte_unit(2**20 * max(mb or 0.0 for mbs in by_phase.values() for mb in mbs))
+        for index, phase in enumerate(phases):
+            height = 2**20 * style.as_floats(by_phase.get(phase, [])) / divisor
+            places = np.arange(1, len(height) + 1) + (index - (len(phases) - 1) / 2) * 0.8 / len(phases)
+            label, colour = PHASES[phase], style.PHASE_COLOURS[phase]
+            axes.bar(places, height, 0.72 / len(phases), label=label, color=colour)
+        axes.set_ylabel(f"peak {name} ({unit})")
         axes.grid(axis="y")
-    style.task_axis(all_axes[-1], len(geometry.rho))
-    figure.align_ylabels()
+    style.task_axis(all_axes[-1], tasks)
+    style.legend_above(all_axes[0], len(phases))
     return figure
-
-
-def _measured_and_bounds(axes: Axes, measured: list[Number], bounds: list[tuple[str, list[Number]]]) -> None:
-    everything = np.abs(style.as_floats([*measured, *(value for _, values in bounds for value in values)]))
-    known = everything[np.isfinite(everything) & (everything > 0)]
-    if known.size:  # linear around zero: a loss that did not rise has no logarithm and must be seen
-        axes.set_yscale("symlog", linthresh=max(float(known.min()), float(known.max()) * 1e-8))
-    axes.plot(range(1, len(measured) + 1), style.as_floats(measured), "o", label="measured", color="#0072B2")
-    for (name, values), colour, marker in zip(bounds, ("#D55E00", "#E69F00"), ("_", "x"), strict=False):
-        axes.plot(
-            range(1, len(values) + 1),
-            style.as_floats(values),
-            marker,
-            label=f"bound {name}",
-            color=colour,
-            markersize=8,
-            markeredgewidth=2,
-        )
 
 
 def _rank_heatmap(share: np.ndarray, rank: np.ndarray, names: list[str]) -> Figure:
@@ -244,7 +187,3 @@ def _rank_heatmap(share: np.ndarray, rank: np.ndarray, names: list[str]) -> Figu
     axes.set_title("rank R (colour: share of d)")
     axes.set_xlabel("tasks learned")
     return figure
-
-
-def _short(value: float) -> str:
-    return number(value, 2).removeprefix("0") if 0 < abs(value) < 1 else number(value, 1)

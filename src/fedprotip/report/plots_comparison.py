@@ -1,12 +1,15 @@
 """Plots of several runs side by side: mean and sample standard deviation over seeds."""
 
+from itertools import zip_longest
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedprotip.report import style
 from fedprotip.report.rundata import RunData, average
 from fedprotip.report.tables import Group, Stat, labels
-from fedprotip.store.results import MODES
+from fedprotip.report.text import PHASES, byte_unit
+from fedprotip.store.results import MODES, Geometry
 
 
 @style.styled
@@ -66,28 +69,82 @@ def curves(groups: list[Group], mode: str) -> Figure:
     return figure
 
 
-Thresholds = dict[str, dict[float, tuple[Stat, Stat]]]
+@style.styled
+def memory(groups: list[Group]) -> Figure:
+    """Peak memory of each phase, a bar per phase for each group (the paper's Fig. 7)."""
+    shown = [group for group in groups if group.memory]
+    phases = [phase for phase in PHASES if any(phase in group.memory for group in shown)]
+    divisor, unit = byte_unit(2**20 * max(stat.mean or 0.0 for group in shown for stat in group.memory.values()))
+    figure, (axes,) = style.new_figure(1.0 + (0.2 * len(phases) + 0.14) * len(shown))
+    for index, phase in enumerate(phases):
+        stats = [group.memory.get(phase, Stat(None, None)) for group in shown]
+        places = np.arange(len(shown)) + (index - (len(phases) - 1) / 2) * 0.8 / len(phases)
+        width = 2**20 * style.as_floats([stat.mean for stat in stats]) / divisor
+        spread = 2**20 * style.as_floats([stat.std or 0.0 for stat in stats]) / divisor
+        axes.barh(places, width, 0.72 / len(phases), xerr=spread, capsize=2, color=style.PHASE_COLOURS[phase])
+        axes.containers[-1].set_label(PHASES[phase])
+    axes.set_yticks(range(len(shown)), [group.label.replace(" ", "\n", 1) for group in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"peak memory ({unit})")
+    axes.grid(axis="x")
+    style.legend_above(axes, len(phases))
+    return figure
+
+
+Thresholds = dict[str, dict[float, list[Geometry]]]
 
 
 def thresholds(runs: list[RunData]) -> Thresholds:
-    """Label without threshold → ε → (mean ρ̂, mean β̂); only labels measured at two or more ε."""
-    measured: dict[str, dict[float, list[RunData]]] = {}
+    """Label without threshold → ε → what its runs measured; only labels measured at two or more ε."""
+    measured: Thresholds = {}
     for run, label in zip(runs, labels(runs, leave_out=frozenset({"method.threshold"})), strict=True):
-        threshold = run.geometry.threshold if run.geometry else None
-        if threshold is not None:
-            measured.setdefault(label, {}).setdefault(threshold, []).append(run)
-    return {
-        label: {threshold: _rho_and_beta(group) for threshold, group in sorted(by_threshold.items())}
-        for label, by_threshold in measured.items()
-        if len(by_threshold) > 1
-    }
+        if run.geometry and run.geometry.threshold is not None:
+            measured.setdefault(label, {}).setdefault(run.geometry.threshold, []).append(run.geometry)
+    return {label: dict(sorted(found.items())) for label, found in measured.items() if len(found) > 1}
+
+
+def rho_by_task(measured: list[Geometry]) -> list[Stat]:
+    """ρ̂_t of each task, mean over rounds, over seeds."""
+    return [Stat.of(values) for values in zip_longest(*(geometry.rho_mean for geometry in measured))]
+
+
+def rho_and_beta(measured: list[Geometry]) -> tuple[Stat, Stat]:
+    """Mean ρ̂ and mean β̂ of a run, over seeds."""
+    return (
+        Stat.of(average(geometry.rho_mean) for geometry in measured),
+        Stat.of(geometry.beta_bar for geometry in measured),
+    )
+
+
+@style.styled
+def geometry_rho_by_threshold(by_label: Thresholds) -> Figure:
+    """ρ̂ over tasks, a line for every threshold ε (the paper's Fig. 2a); a panel for every label."""
+    lines = max(map(len, by_label.values()))
+    figure, panels = style.new_figure(0.7 + 2.4 * len(by_label) + 0.1 * lines, rows=len(by_label))
+    for axes, (label, by_threshold) in zip(panels, by_label.items(), strict=True):
+        for index, (threshold, measured) in enumerate(by_threshold.items()):
+            stats, look = rho_by_task(measured), style.series(index)
+            mean = style.as_floats([stat.mean for stat in stats])
+            spread = style.as_floats([stat.std or 0.0 for stat in stats])
+            places = range(1, len(stats) + 1)
+            axes.plot(places, mean, label=rf"$\epsilon$ = {threshold:g}", **look)
+            axes.fill_between(places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
+        axes.set_ylim(0, min(1.03, axes.get_ylim()[1]))
+        axes.set_ylabel(r"$\hat{\rho}_t$" + (f", {label}" if len(by_label) > 1 else ""))
+        axes.grid(axis="y")
+        style.legend_above(axes, 3)
+    style.task_axis(panels[-1], max(len(g.rho) for found in by_label.values() for runs in found.values() for g in runs))
+    figure.align_ylabels()
+    return figure
 
 
 @style.styled
 def geometry_over_threshold(by_label: Thresholds) -> Figure:
     """Mean ρ̂ and mean β̂ against the threshold ε (the paper's Fig. 2c)."""
     figure, panels = style.new_figure(4.6, rows=2)
-    for index, (label, points) in enumerate(by_label.items()):
+    for index, (label, by_threshold) in enumerate(by_label.items()):
+        points = {threshold: rho_and_beta(measured) for threshold, measured in by_threshold.items()}
         for panel, axes in enumerate(panels):
             mean = style.as_floats([stats[panel].mean for stats in points.values()])
             spread = style.as_floats([stats[panel].std or 0.0 for stats in points.values()])
@@ -97,16 +154,8 @@ def geometry_over_threshold(by_label: Thresholds) -> Figure:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(axis="y")
     panels[0].set_ylim(top=1.03)
-    panels[1].set_xticks(np.unique([threshold for points in by_label.values() for threshold in points]))
+    panels[1].set_xticks(np.unique([threshold for found in by_label.values() for threshold in found]))
     panels[1].set_xlabel(r"threshold $\epsilon$")
     style.legend_above(panels[0], 1)
     figure.align_ylabels()
     return figure
-
-
-def _rho_and_beta(runs: list[RunData]) -> tuple[Stat, Stat]:
-    measured = [run.geometry for run in runs if run.geometry]
-    return (
-        Stat.of(average(geometry.rho_mean) for geometry in measured),
-        Stat.of(geometry.beta_bar for geometry in measured),
-    )

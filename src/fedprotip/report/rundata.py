@@ -9,7 +9,7 @@ from typing import Any
 from fedprotip.errors import RunError
 from fedprotip.store.events import Absent, Failure, TaskDone, Withheld, read_events
 from fedprotip.store.records import Manifest, Number, read_ledger, read_record, read_text
-from fedprotip.store.results import Geometry, Summary
+from fedprotip.store.results import Geometry, Memory, Summary
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class RunData:
     absences: list[Absent]
     withheld: list[Withheld]
     geometry: Geometry | None
+    memory: Memory | None
 
     @classmethod
     def load(cls, folder: Path) -> "RunData":
@@ -39,7 +40,7 @@ class RunData:
             traffic[line.task, line.direction, line.kind] += line.bytes
         events = list(read_events(folder / "events.jsonl"))
         tasks = {event.task: event for event in events if isinstance(event, TaskDone)}  # the last word on a task counts
-        geometry = folder / "geometry.json"
+        geometry, memory = folder / "geometry.json", folder / "memory.json"
         return cls(
             folder=folder,
             settings=_sections(text, folder / "settings.toml"),
@@ -52,6 +53,7 @@ class RunData:
             absences=[event for event in events if isinstance(event, Absent)],
             withheld=[event for event in events if isinstance(event, Withheld)],
             geometry=read_record(Geometry, geometry) if geometry.exists() else None,
+            memory=read_record(Memory, memory) if memory.exists() else None,
         )
 
     @property

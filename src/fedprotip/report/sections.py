@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from fedprotip.report import finding, plots, tables
+from fedprotip.report import finding, plots
+from fedprotip.report.geometry import geometry_section
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.text import (
@@ -10,13 +11,13 @@ from fedprotip.report.text import (
     bytes_text,
     ids_text,
     meaning,
+    mib_text,
     number,
     percent,
     plural,
     seconds_text,
-    significant,
 )
-from fedprotip.store.results import Geometry
+from fedprotip.store.results import Memory
 
 
 def run_sections(run: RunData) -> list[Section]:
@@ -37,10 +38,12 @@ def run_sections(run: RunData) -> list[Section]:
         sections.append(_traffic(run))
     if any(event.seconds for event in run.tasks):
         sections.append(_seconds(run))
+    if run.memory is not None and run.memory.peaks("rss"):
+        sections.append(_memory(run.memory, run))
     if summary.failures.count or run.failures or run.absences:
         sections.append(_failures(run))
     if run.geometry is not None:
-        sections.append(_geometry(run.geometry, run))
+        sections.append(geometry_section(run.geometry, run))
     elif len(summary.drift) > 1:
         sections.append(finding.drift(run))
     return sections
@@ -121,11 +124,24 @@ def _seconds(run: RunData) -> Section:
     spent = run.summary.seconds
     rows = [[words, seconds_text(spent[phase])] for phase, words in PHASES.items() if phase in spent]
     rows += [["total", seconds_text(spent["total"])]] if "total" in spent else []
-    for name, megabytes in (("memory", run.summary.peak_rss_mb), ("GPU memory", run.summary.peak_gpu_mb)):
-        rows += [[f"peak {name}", bytes_text(megabytes * 1e6)]] if megabytes is not None else []
+    for name, mib in (("memory", run.summary.peak_rss_mb), ("GPU memory", run.summary.peak_gpu_mb)):
+        rows += [[f"peak {name}", mib_text(mib)]] if mib is not None else []
     alt = "Stacked bars of the seconds of each task: " + ", ".join(f"{name} {value}" for name, value in rows)
     picture = Picture("seconds", plots.seconds(run), alt + ".")
     return Section("Time", "Wall-clock time on the machine that ran all this.", [picture], [Grid(["", ""], rows)])
+
+
+def _memory(memory: Memory, run: RunData) -> Section:
+    rss, gpu = memory.peaks("rss"), memory.peaks("gpu")
+    phases = [phase for phase in PHASES if phase in rss or phase in gpu]
+    rows = [
+        [PHASES[phase], *(mib_text(peaks[phase]) if phase in peaks else "–" for peaks in (rss, gpu) if peaks)]
+        for phase in phases
+    ]
+    alt = "Bars of the peak memory of each phase of each task: " + ", ".join(f"{row[0]} {row[1]}" for row in rows)
+    intro = "The most that the process had in each phase; most of it is there before any work: Python, torch, the data."
+    grid = Grid(["", "memory", *(["GPU memory"] if gpu else [])], rows, "Peak of all tasks")
+    return Section("Memory", intro, [Picture("memory", plots.memory(run), alt + ".")], [grid])
 
 
 def _failures(run: RunData) -> Section:
@@ -146,49 +162,3 @@ def _failures(run: RunData) -> Section:
         else "No client failed; some were not there."
     )
     return Section("Clients left out", intro, grids=grids)
-
-
-def _geometry(geometry: Geometry, run: RunData) -> Section:
-    pictures = []
-    known = [value for value in geometry.rho_mean if value is not None]
-    if known:
-        alt = f"Line chart of ρ̂ for each task; the mean lies between {min(known):.2f} and {max(known):.2f}."
-        pictures.append(Picture("geometry_rho", plots.geometry_rho(geometry), alt))
-    if any(value is not None for row in geometry.beta for value in row):
-        alt = f"Heatmap of β̂ between new and old tasks; its mean is {significant(geometry.beta_bar)}."
-        pictures.append(Picture("geometry_beta", plots.geometry_beta(geometry), alt))
-    if len(run.summary.drift) > 1:
-        pictures.append(finding.drift_picture(run))
-    if geometry.measured.gradient_sq_mean or geometry.measured.loss_increase:
-        alt = "Measured squared gradients and loss increases beside their bounds; the table has the numbers."
-        pictures.append(Picture("geometry_bounds", plots.geometry_bounds(geometry), alt))
-    columns = [
-        "",
-        "ρ̂ min",
-        "ρ̂ mean",
-        "gradient²",
-        "bound, Eq. 13",
-        "Eq. 15",
-        "loss increase",
-        "bound, Eq. 14",
-    ]
-    rows = [[f"task {row[0]}", *map(_significant, row[1:])] for row in tables.geometry(run).rows]
-    scalars = {
-        "mean β̂": geometry.beta_bar,
-        "G²": geometry.gradient_bound_G2,
-        "L": geometry.smoothness_L,
-        "forgetting in loss": geometry.ft_loss,
-        "its bound, Eq. 16": geometry.bounds.ft_loss_canonical,
-    }
-    constants = [[name, significant(value)] for name, value in scalars.items() if value is not None]
-    grids = [Grid(columns, rows, "Measured and bound", folded=True)]
-    grids += [Grid(["", ""], constants, "Constants")] if constants else []
-    intro = (
-        "ρ̂ is the share of a task's gradient that projection leaves: high means room to learn. "
-        "β̂ is how much a new task still disturbs an old one: low means little forgetting."
-    )
-    return Section("Geometry of projection", intro, pictures, grids)
-
-
-def _significant(value: object) -> str:
-    return significant(value) if isinstance(value, float | int) else "–"

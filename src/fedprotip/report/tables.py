@@ -16,7 +16,7 @@ from fedprotip.errors import RunError
 from fedprotip.report.files import save
 from fedprotip.report.rundata import RunData, average
 from fedprotip.store.records import Number
-from fedprotip.store.results import MODES, RouterFigures
+from fedprotip.store.results import MODES, Memory, RouterFigures
 
 Cell = str | int | float | None
 
@@ -138,7 +138,7 @@ def seconds(run: RunData) -> Table:
 
 
 def geometry(run: RunData) -> Table:
-    """ρ̂ of each task, and what was measured beside its bound (Eq. 13, 14, 15)."""
+    """ρ̂ of each task, and what was measured beside its bound (Eq. 13, 14, 15, 31, Lemma 3)."""
     if run.geometry is None:
         return Table("geometry", [], [])
     measured, bounds = run.geometry.measured, run.geometry.bounds
@@ -150,16 +150,46 @@ def geometry(run: RunData) -> Table:
         "bound_eq15": bounds.taskwise_canonical,
         "loss_increase": measured.loss_increase,
         "bound_eq14": bounds.forgetting,
+        "bound_eq31": bounds.forgetting_canonical,
+        "drift_sq": measured.drift,
+        "bound_lemma3": bounds.drift,
     }
     rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*parts.values()))]
     return Table("geometry", ["task", *parts], rows)
+
+
+def geometry_rounds(run: RunData) -> Table:
+    """β̂ of every new and old task, and the loss increase in one round (Eq. 24) beside its bound (Eq. 25)."""
+    columns, found = ["task", "old_task", "beta", "increase_mean", "increase_largest", "bound_eq25"], run.geometry
+    if found is None:
+        return Table("geometry_rounds", columns, [])
+    measured = found.measured
+    tables = (found.beta, measured.round_increase_mean, measured.round_increase, found.bounds.round_increase)
+    parts = [found.pairs(rows) for rows in tables]
+    rows: list[list[Cell]] = [[t + 1, tau + 1, *(part[t, tau] for part in parts)] for t, tau in found.pairs()]
+    return Table("geometry_rounds", columns, rows)
+
+
+def memory(run: RunData) -> Table:
+    """Peak memory (MiB) per task and phase."""
+    found = run.memory or Memory()
+    both = {(task + 1, phase) for mbs in (found.rss, found.gpu) for phase, by in mbs.items() for task in range(len(by))}
+
+    def mb(by_phase: dict[str, list[Number]], task: int, phase: str) -> Number:
+        return dict(enumerate(by_phase.get(phase, []), start=1)).get(task)
+
+    rows: list[list[Cell]] = [
+        [task, phase, mb(found.rss, task, phase), mb(found.gpu, task, phase)] for task, phase in sorted(both)
+    ]
+    return Table("memory", ["task", "phase", "rss_mb", "gpu_mb"], rows)
 
 
 def all_tables(run: RunData) -> list[Table]:
     """Every table of a run that has rows."""
     tables = [headline(run), *(matrix(run, mode) for mode in MODES if mode in run.summary.matrix)]
     tables += [routing(run), routers(run), sweep_size(run), sweep_purity(run), confidence(run), unknown(run)]
-    tables += [drift(run), ranks(run), traffic(run), seconds(run), geometry(run)]
+    tables += [drift(run), ranks(run), traffic(run), seconds(run), memory(run)]
+    tables += [geometry(run), geometry_rounds(run)]
     return [table for table in tables if table.rows]
 
 
@@ -196,6 +226,7 @@ class Group:
     forgetting: dict[str, Stat]
     bytes: dict[str, Stat]
     seconds: Stat
+    memory: dict[str, Stat]  # phase → peak, MiB
 
     @property
     def seeds(self) -> list[int]:
@@ -274,6 +305,10 @@ def _group(label: str, runs: list[RunData]) -> Group:
             "down": Stat.of(sum(run.summary.bytes["down"].values()) for run in runs),
         },
         seconds=Stat.of(run.summary.seconds.get("total") for run in runs),
+        memory={
+            phase: Stat.of(run.memory.peaks("rss").get(phase) for run in runs if run.memory)
+            for phase in dict.fromkeys(phase for run in runs if run.memory for phase in run.memory.peaks("rss"))
+        },
     )
 
 

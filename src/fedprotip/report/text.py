@@ -103,6 +103,14 @@ def bytes_text(count: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def mib_text(mib: float) -> str:
+    """
+    >>> mib_text(1000)
+    '1.05 GB'
+    """
+    return bytes_text(mib * 2**20)
+
+
 def seconds_text(seconds: float) -> str:
     divisor, unit = second_unit(seconds)
     return f"{seconds / divisor:.1f} {unit}"

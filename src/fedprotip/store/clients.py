@@ -1,5 +1,6 @@
 """State of clients that lasts between rounds, within a memory budget."""
 
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -57,6 +58,12 @@ class ClientStore:
         self._cache.clear()
         self.cached_bytes = 0
         self._index = dict(index)
+
+    def glance(self) -> "ClientStore":
+        """The same entries, to look at: what is put there is forgotten with it."""
+        other = ClientStore(self._objects, sys.maxsize)
+        other._index, other._cache, other.cached_bytes = dict(self._index), self._cache.copy(), self.cached_bytes
+        return other
 
     def _remember(self, key: str, tensors: Tensors) -> None:
         self._cache[key] = tensors

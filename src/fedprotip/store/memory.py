@@ -3,10 +3,14 @@
 import ctypes
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 
 STATUS = Path("/proc/self/status")
+PAUSE = 0.02
+"""Seconds between two looks at the memory of this process."""
 
 
 def hand_back_memory() -> None:
@@ -34,3 +38,42 @@ def peak_rss_mb() -> float:
         return own
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+class Peak:
+    """The largest resident memory while something was done, MiB; None where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.mb: float | None = None
+
+    def look(self) -> None:
+        size = status_mb("VmRSS")
+        if size is not None:
+            self.mb = max(self.mb or 0.0, size)
+
+
+@contextmanager
+def watched() -> Iterator[Peak]:
+    """Watch the memory of this process inside.
+
+    Where the peak of the whole process rises it is exact. Below it a thread looks every 20 ms, and what is shorter may
+    be missed: setting the system's own mark back would spoil it for whoever measures this process from outside.
+    """
+    peak, before, over = Peak(), peak_rss_mb(), Event()
+
+    def look_on() -> None:
+        while not over.wait(PAUSE):
+            peak.look()
+
+    peak.look()
+    thread = Thread(target=look_on, daemon=True, name="fedprotip memory")
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+        peak.look()
+        after = peak_rss_mb()
+        if after > before:
+            peak.mb = after

@@ -1,4 +1,4 @@
-"""What a run measured: `summary.json`, under stable keys that other tools read, and `geometry.json`."""
+"""What a run measured: `summary.json`, under stable keys that other tools read, `geometry.json` and `memory.json`."""
 
 from typing import Literal
 
@@ -128,16 +128,36 @@ class Summary(Record):
         return [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(self.matrix.get(mode, []))]
 
 
+class Memory(Record):
+    """`memory.json`: phase → peak in each task, MiB, of this process and of the GPU (the paper's Fig. 7)."""
+
+    rss: dict[str, list[Number]] = {}
+    gpu: dict[str, list[Number]] = {}
+
+    def peaks(self, where: Literal["rss", "gpu"]) -> dict[str, float]:
+        """Phase → peak of all tasks."""
+        known = {p: [mb for mb in mbs if mb is not None] for p, mbs in getattr(self, where).items()}
+        return {phase: max(mbs) for phase, mbs in known.items() if mbs}
+
+
 class Bounds(Part, allow_inf_nan=True):
     taskwise: list[Number] = []
     forgetting: list[Number] = []
     taskwise_canonical: list[Number] = []
+    forgetting_canonical: list[Number] = []
     ft_loss_canonical: Number = None
+    round_increase: list[list[Number]] = []
+    drift: list[Number] = []
 
 
 class Measured(Part, allow_inf_nan=True):
+    """What the bounds are about, by task, and by new and old task (rows and columns)."""
+
     gradient_sq_mean: list[Number] = []
     loss_increase: list[Number] = []
+    round_increase: list[list[Number]] = []  # Γ of Eq. 24: the largest of the measured rounds
+    round_increase_mean: list[list[Number]] = []
+    drift: list[Number] = []  # Lemma 3 after the last step of a round: of the client that came nearest to its bound
 
 
 class Geometry(Record, allow_inf_nan=True):
@@ -156,7 +176,18 @@ class Geometry(Record, allow_inf_nan=True):
     measured: Measured = Measured()
 
     @model_validator(mode="after")
-    def _beta_is_square(self) -> "Geometry":
-        if any(len(row) > len(self.beta) for row in self.beta):
+    def _tables_are_square(self) -> "Geometry":
+        measured, known, size = self.measured, self.bounds, len(self.beta)
+        if any(len(row) > size for row in self.beta):
             raise BadRecord("beta has a row that is too long.")
+        for rows in (measured.round_increase, measured.round_increase_mean, known.round_increase):
+            if rows and [len(row) for row in rows] != [size] * size:
+                raise BadRecord(f"round_increase is not a table of {size} by {size} tasks.")
         return self
+
+    def pairs(self, rows: list[list[Number]] | None = None) -> dict[tuple[int, int], Number]:
+        """(new task, old task) → a figure of theirs, for pairs whose rounds were measured; the increase by default."""
+        increase = self.measured.round_increase
+        known = [(t, tau) for t, row in enumerate(increase) for tau in range(t) if row[tau] is not None]
+        values = increase if rows is None else rows
+        return {(t, tau): values[t][tau] if values else None for t, tau in known}

@@ -1,4 +1,4 @@
-"""Section 5: the two coefficients of Assumptions 4 and 5, and the bounds they enter (Eq. 13–16).
+"""Section 5: the two coefficients of Assumptions 4 and 5, and the bounds they enter (Eq. 13–16, 25, 31, Lemma 3).
 
 Plain numbers in, plain numbers out; `federation/geometry.py` measures what goes in.
 """
@@ -58,12 +58,22 @@ def taskwise_bound(
     return 2 * gap / (rho * rounds * steps * lr) + drift * second_moment / rho * (1 + drift / (3 * rho))
 
 
+def drift_bound(steps: int, lr: float, second_moment: float) -> float:
+    """Lemma 3: bound on ‖W_k^(t,e,s) − W^(t,e−1)‖² after s local steps of a client."""
+    return steps**2 * lr**2 * second_moment
+
+
+def round_bound(beta: float, steps: int, lr: float, smoothness: float, second_moment: float) -> float:
+    """Eq. 25: bound on Γ_τ^(t,e), the loss increase of an old task in one round; β_τ^(t−1) and S_t of the task."""
+    return second_moment * (beta * steps * lr + smoothness / 2 * steps**2 * lr**2)
+
+
 def forgetting_bound(
     betas: Sequence[float], steps: Sequence[int], rounds: int, lr: float, smoothness: float, second_moment: float
 ) -> float:
     """Eq. 14: bound on the loss increase of an old task; β_τ^(t−1) and S_t of every later task t."""
-    return second_moment * sum(
-        rounds * (beta * s * lr + smoothness / 2 * s**2 * lr**2) for beta, s in zip(betas, steps, strict=True)
+    return sum(
+        rounds * round_bound(beta, s, lr, smoothness, second_moment) for beta, s in zip(betas, steps, strict=True)
     )
 
 
@@ -78,6 +88,11 @@ def taskwise_bound_canonical(gap: float, rho: float, rounds: int, smoothness: fl
         return inf
     root = sqrt(rounds)
     return 2 * smoothness * gap / (rho * root) + second_moment / (rho * root) * (1 + 1 / (3 * rho * root))
+
+
+def forgetting_bound_canonical(betas: Sequence[float], rounds: int, smoothness: float, second_moment: float) -> float:
+    """Eq. 31: Eq. 14 at the canonical step size of every later task."""
+    return second_moment / smoothness * sum(beta * sqrt(rounds) + 1 / 2 for beta in betas)
 
 
 def loss_forgetting_bound(tasks: int, beta_bar: float, rounds: int, smoothness: float, second_moment: float) -> float:

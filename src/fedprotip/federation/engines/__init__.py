@@ -1,14 +1,20 @@
 """Where clients run: `run.engine`."""
 
+import sys
 from pathlib import Path
 
 from fedprotip.federation.engines.apart import ApartEngine
-from fedprotip.federation.engines.base import Engine
+from fedprotip.federation.engines.base import Engine, Private
 from fedprotip.federation.engines.local import LocalEngine
 from fedprotip.federation.engines.pool import PoolEngine
 from fedprotip.federation.server import Server
 from fedprotip.models import build_network
+from fedprotip.settings import Settings
 from fedprotip.store.clients import ClientStore
+from fedprotip.store.site import SiteFolder
+
+SITES = "clients"
+"""Folder of the run folder that has a folder for every client, where they are clients of their own."""
 
 
 def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
@@ -18,6 +24,17 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
         plain = settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
         network = build_network(plain, stream.dataset.image_shape, server.method.routes).to(server.site.device)
         return LocalEngine(server, network, store, server.cache)
-    sites = folder / "clients"
+    sites = folder / SITES
     sites.mkdir(exist_ok=True)
     return PoolEngine(stream, settings, sites) if settings.run.engine == "pool" else ApartEngine(stream, sites)
+
+
+def private_state(settings: Settings, store: ClientStore, folder: Path) -> Private:
+    """Where the engine that the settings name keeps the private state of clients; for instruments only."""
+
+    def of_site(client: int) -> ClientStore:
+        site = SiteFolder(folder / SITES / str(client), budget_mb=sys.maxsize)  # nothing of it is written
+        site.keep_private(before=sys.maxsize)
+        return site.store
+
+    return (lambda client: store.glance()) if settings.run.engine == "local" else of_site

@@ -6,7 +6,10 @@ from typing import Protocol
 from fedprotip.errors import FedprotipError
 from fedprotip.federation.parcels import Reply, Request
 from fedprotip.messages import Message
-from fedprotip.store.clients import StoreError
+from fedprotip.store.clients import ClientStore, StoreError
+
+Private = Callable[[int], ClientStore]
+"""Client → a copy of its private state, to look at."""
 
 
 class Engine(Protocol):
