@@ -92,6 +92,8 @@ class _Uninitialised(TorchFunctionMode):
         given = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
             return given["tensor"] if "tensor" in given else args[0]
+        if func in (torch.Tensor.mul, torch.Tensor.__mul__) and isinstance(args[1], float):
+            return args[0]
         return (torch.empty if func in (torch.rand, torch.randn) else func)(*args, **given)
 
 
