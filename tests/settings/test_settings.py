@@ -112,6 +112,7 @@ IMPOSSIBLE = [
     ({"method": {"name": "fedprox", "mu": 1e300}}, ["method.mu = 1e+300", "1e+30"]),
     ({"run": {"seed": 10**4000}}, ["run.seed = 1", "just below"]),
     ({"run": {"out": "a\0b"}}, ["run.out", "NUL"]),
+    ({"run": {"out": "x" * 5000}}, ["run.out", "less than 4,096 bytes"]),
     ({"data": {"source": "a\0b"}}, ["data.source", "NUL"]),
     ({"data": {"root": "\0"}}, ["data.root", "NUL"]),
     ({"model": {"weights": "\0"}}, ["model.weights", "NUL"]),

@@ -18,12 +18,16 @@ MANY, HUGE = 10**9, 1e30
 and float32 ends at 3e38."""
 TASKS, CLIENTS = 10**5, 10**6
 """Tasks and clients of a run, at most; ids of clients are below MANY."""
+PATH = 4096
+"""Bytes of a path that the system takes, and the end."""
 
 
 def possible_path(text: str) -> str:
     """Refuse what no file system can name."""
     if "\0" in text:
         raise ValueError("a path cannot hold the character NUL; leave it out")
+    if len(text.encode(errors="replace")) >= PATH:
+        raise ValueError(f"a path has less than {PATH:,} bytes")
     return text
 
 
