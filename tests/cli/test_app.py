@@ -1,5 +1,6 @@
 """The command as a user meets it: verbs, exit codes, one-sentence errors, JSON."""
 
+import io
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import tomllib
 import pytest
 
 from fedprotip.cli import app as cli
+from fedprotip.cli import display
 from fedprotip.settings import load, to_toml
+from fedprotip.store.events import Note, Started, Step
 from tests.small import small
 from tests.stream.trees import class_folders, picture
 
@@ -299,6 +302,19 @@ def test_labels_command_neither_terminal_nor_page(tmp_path, call):
     assert "<b>" not in (tmp_path / "r\x1b[2J" / "report.html").read_text()
     code, out, err = call("info", tmp_path / "r\x1b[2J")
     assert (code, OBEYED.findall(out + err)) == (0, [])
+
+
+def test_bars_command_no_terminal():
+    shown = io.StringIO()
+    console = cli.Console(file=shown, force_terminal=True, width=200, highlight=False)
+    with display.ProgressDisplay(console, runs=2) as progress:
+        bar = progress.of("x\x1b[2J[/bold]\x9b")
+        bar(Started(folder="r", tasks=1, rounds=1, done=0))
+        bar(Note(text="note\x1b[2J[/dim]\nsecond line"))
+        bar(Step(what="step", done=1, total=2))
+    assert "x␛[2J[/bold]� (1/2)" in shown.getvalue()
+    assert "note␛[2J[/dim]␊second line" in shown.getvalue()
+    assert not re.search("\x1b\\[2J|\x9b", shown.getvalue())
 
 
 def test_errors_command_no_terminal(tmp_path, call):

@@ -95,9 +95,22 @@ def test_a_folder_that_holds_itself_is_refused(tmp_path):
     (tmp_path / "photos" / "second").unlink()
     (tmp_path / "photos" / "self").symlink_to("self")
     (tmp_path / "photos" / "dog" / "up").symlink_to("..")
-    (tmp_path / "photos" / "dog" / "self.png").symlink_to("self.png")
-    os.mkfifo(tmp_path / "photos" / "dog" / "pipe.png")
+    (tmp_path / "photos" / "dog" / "folder.png").mkdir()
     assert len(load_dataset(DataSettings(name="own", source=str(tmp_path / "photos"))).classes) == 3
+
+
+def test_images_that_are_no_files_are_not_passed_over(tmp_path):
+    class_folders(tmp_path / "photos", size=(8, 8))
+    odd = tmp_path / "photos" / "dog" / "odd.png"
+    for make in (
+        lambda: odd.symlink_to("odd.png"),
+        lambda: odd.symlink_to("nowhere"),
+        lambda: odd.symlink_to("/dev/zero"),
+        lambda: os.mkfifo(odd),
+    ):
+        make()
+        assert "odd.png is called an image but is no file" in refused(tmp_path / "photos")
+        odd.unlink()
 
 
 def test_a_class_may_be_a_link_to_another_place(tmp_path):

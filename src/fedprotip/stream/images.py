@@ -94,7 +94,16 @@ Images = Tensor | FileImages
 
 def is_image(path: Path) -> bool:
     """Whether a file is taken for an image, by its name; hidden ones (macOS leaves ._photo.jpg) are not."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    return _is_called_image(path) and path.is_file()
+
+
+def is_no_image(path: Path) -> bool:
+    """Whether it has the name of an image but is a link to nothing, a pipe or a device."""
+    return _is_called_image(path) and not path.is_file() and not path.is_dir()
+
+
+def _is_called_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def photos(paths: list[str], size: int, workers: int) -> FileImages:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedprotip.errors import UsageError, shortened
 from fedprotip.store.memory import machine_bytes
-from fedprotip.stream.images import SUFFIXES, is_image
+from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
 
 PARTS = ("train", "test")
 OPTIONAL = ("task", "client", "split")
@@ -148,7 +148,11 @@ def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
         same = places.setdefault(one.resolve(), one)
         if same is not one:
             raise UsageError(f"Class {one.name!r} is a link to where {same} is: its images would have two labels.")
-        found = sorted(str(path) for path in one.rglob("*") if is_image(path))
+        entries = sorted(one.rglob("*"))
+        wrong = next(filter(is_no_image, entries), None)
+        if wrong is not None:
+            raise UsageError(f"{wrong} is called an image but is no file (a link to nothing, a device); remove it.")
+        found = sorted(str(path) for path in entries if is_image(path))
         if not found:
             raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
         paths += found
