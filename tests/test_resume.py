@@ -86,7 +86,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, uninterr
 
 
 @pytest.mark.parametrize(
-    "stop", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name
+    "stop",
+    [signal.SIGTERM, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (signal.SIGINT, signal.SIGHUP))],
+    ids=lambda stop: stop.name,
 )
 def test_a_signal_says_how_to_go_on_and_nothing_is_lost(tmp_path, uninterrupted, stop):
     """Ctrl-C, the end of a job's time, a closed terminal: a word, a checkpoint, and the same bytes after resuming."""

@@ -184,10 +184,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "I":  # 16 bits too, as some versions of Pillow and some TIFF files say them
-        low, high = image.getextrema()
-        if low < 0 or high > 2**16 - 1:
+        pixels = np.asarray(image)
+        if pixels.min() < 0 or pixels.max() >= 2**16:
             raise ValueError("its pixels have 32 bits; save it with 8 or 16")
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray((pixels >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
     if "transparency" in image.info:

@@ -47,8 +47,9 @@ def _read_binary(path: Path) -> tuple[Tensor, Tensor]:
 def _read_python(path: Path) -> tuple[Tensor, Tensor]:
     found = read_pickle(path)
     pixels, labels = found.get("data"), found.get("fine_labels")
-    whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 2**31 for label in labels)
-    if not isinstance(pixels, np.ndarray) or not whole or pixels.shape != (len(labels), PIXELS) or not labels:
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 2**31 for label in labels):
+        raise UsageError(f"{path} is not a CIFAR-100 file: its fine_labels are no list of whole numbers.")
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), PIXELS) or not labels:
         raise UsageError(f"{path} is not a CIFAR-100 file: it needs data (n, {PIXELS}) and n fine_labels.")
     return _checked(path, pixels, np.array(labels))
 
