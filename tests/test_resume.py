@@ -85,16 +85,28 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, uninterr
     assert found == uninterrupted
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    "stop",
+    [signal.SIGTERM, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (signal.SIGINT, signal.SIGHUP))],
+    ids=lambda stop: stop.name,
+)
+def test_a_signal_says_how_to_go_on_and_nothing_is_lost(tmp_path, uninterrupted, stop):
+    """Ctrl-C, the end of a job's time, a closed terminal: a word, a checkpoint, and the same bytes after resuming."""
     folder, settings = tmp_path / "r", tmp_path / "settings.toml"
     settings.write_text(to_toml(small(**LONG)))
     process = command("run", settings, "--out", folder)
     wait_for_news(folder, process, [])
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     output = process.communicate()[0]
     assert process.returncode == 1
     assert f"fedprotip resume {folder}" in output.replace("\n", "")
     assert "Traceback" not in output
+    assert checkpoints(folder)
+    assert not (folder / "summary.json").exists()
+    fedprotip.resume(folder)
+    found = results(folder)
+    found["geometry"] = (folder / "geometry.json").read_text()
+    assert found == uninterrupted
 
 
 def stop_after(monkeypatch, calls, verb="train"):

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
+from fedprotip.federation.needs import check_memory, needs, products
 from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
 from fedprotip.methods.parts.training import build_optimizer
@@ -28,7 +29,7 @@ from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
-from fedprotip.settings import Settings, parse_ids, to_toml
+from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
 from fedprotip.store.folder import RunFolder, explained, free_path
 from fedprotip.store.results import Memory
@@ -58,9 +59,9 @@ def run(
     """
     observers = list(observers)
     wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, Note(text=text)))
-    network = check(wanted)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
+    network = check(settings_file.load(wanted))  # the folder's name is a setting too
     with _threads(wanted.run.threads or sensible_threads(network, wanted)):
         folder = RunFolder.create(path, to_toml(wanted))
         with folder.locked():
@@ -97,6 +98,8 @@ def extend(
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
+    if tasks > TASKS - old.stream.tasks:
+        raise UsageError(f"--tasks {tasks} is more than a run can have; {TASKS - old.stream.tasks} can be added.")
     raw = old.model_dump()
     raw["stream"]["tasks"] = old.stream.tasks + tasks
     if not old.stream.task_size and old.stream.scenario == "class" and old.stream.source == "settings":
@@ -150,8 +153,10 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
     method = create_method(settings)
     stream = stream or build_stream(settings)
     check_clients(stream)
+    check_memory(needs(settings, method, stream))
     network = build_network(settings, stream.dataset.image_shape, method.routes)
-    build_optimizer(settings.train, [torch.nn.Parameter(torch.zeros(1))])
+    check_memory([products(settings, method, network.features)])
+    _check_optimizer(settings)
     if settings.run.geometry and not method.protects:
         raise UsageError(
             f"run.geometry measures subspaces, and {method.name!r} has none; the nearest valid value is 0."
@@ -169,6 +174,24 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
     check_images(stream.dataset)
     return network
+
+
+def _check_optimizer(settings: Settings) -> None:
+    """Options may be of the right type and still impossible: a step shows it."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    try:
+        optimizer = build_optimizer(settings.train, [weight])
+        if settings.train.optimizer_options:
+            optimizer.step()
+    except UsageError:
+        raise
+    except Exception as error:  # whatever torch makes of impossible numbers
+        options = shortened(str(settings.train.optimizer_options))
+        raise UsageError(
+            f"train.optimizer = {settings.train.optimizer!r} cannot make a step with train.lr = {settings.train.lr} "
+            f"and train.optimizer_options = {options}: {str(error).partition(chr(10))[0].rstrip('.')}."
+        ) from None
 
 
 def sensible_threads(network: Network, settings: Settings) -> int:

@@ -24,7 +24,7 @@ class RunError(FedprotipError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the closest known word, and all of them when they are few; the end of a sentence."""
-    names = sorted(known)
+    names, word = sorted(known), shortened(word)
     many = len(names) > 8
     same = [name for name in names if name.lower() == word.lower()]
     close = same or get_close_matches(word, names, n=1, cutoff=0.0 if many else 0.5)
@@ -32,3 +32,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}"
     listed = ", ".join(names) if names else "none"
     return f"did you mean {close[0]!r} (known: {listed})" if close else f"known: {listed}"
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text that may come from anywhere, cut to what belongs into a sentence.
+
+    >>> shortened("abcdef", most=4)
+    'abc…'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,6 +1,10 @@
 """The command as a user meets it: verbs, exit codes, one-sentence errors, JSON."""
 
+import io
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -8,7 +12,9 @@ import tomllib
 import pytest
 
 from fedprotip.cli import app as cli
+from fedprotip.cli import display
 from fedprotip.settings import load, to_toml
+from fedprotip.store.events import Note, Started, Step
 from tests.small import small
 from tests.stream.trees import class_folders, picture
 
@@ -253,3 +259,74 @@ def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, se
     assert "training samples of 'b': 1 changed (b/000.png); put it back, or go on with it by --accept-data." in err
     assert call("extend", tmp_path / "r", "--accept-data")[0] == 0
     assert call("resume", tmp_path / "r", "--accept-data")[0] == 0
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_command_like_ctrl_c_unless_they_are_ignored(stop):
+    before = signal.signal(stop, signal.SIG_DFL)
+    try:
+        with cli.ended_like_ctrl_c():
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), stop)
+            os.kill(os.getpid(), stop)  # the end is under way
+        assert signal.getsignal(stop) is signal.SIG_DFL
+        signal.signal(stop, signal.SIG_IGN)  # as nohup does
+        with cli.ended_like_ctrl_c():
+            os.kill(os.getpid(), stop)
+        assert signal.getsignal(stop) is signal.SIG_IGN
+    finally:
+        signal.signal(stop, before)
+
+
+NASTY = "a\x1b[31mred\x9b2J\x7f\u202e[bold]$\\frac{<b>&"
+"""As a label: colours, an erased screen, turned writing, rich's and matplotlib's and HTML's own language."""
+OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_command_neither_terminal_nor_page(tmp_path, call):
+    """A class of a stranger's data, in everything that is shown; what is for programs still says it exactly."""
+    class_folders(tmp_path / "photos", classes=(NASTY, "b\nb", "c", "d"), per_class=8, size=(8, 8))
+    settings = ["--set", "data.name=own", "--set", f"data.source={tmp_path / 'photos'}", "--set", "stream.tasks=2"]
+    settings += ["--set", "train.rounds=1", "--set", "clients.count=2", "--set", "model.width=8"]
+    code, out, err = call("data", "check", tmp_path / "photos", *settings)
+    assert (code, OBEYED.findall(out + err)) == (0, [])
+    assert "a␛[31mred�2J␡�[bold]$" in out
+    assert "b␊b" in out
+    code, out, err = call("data", "check", tmp_path / "photos", *settings, "--json")
+    assert (code, OBEYED.findall(out + err)) == (0, [])
+    assert NASTY in [row["name"] for row in json.loads(out)["classes"]]
+    code, out, err = call("run", *settings, "--out", tmp_path / "r\x1b[2J")
+    assert (code, OBEYED.findall(out + err)) == (0, [])
+    assert "r␛[2J/report.html" in out
+    assert "<b>" not in (tmp_path / "r\x1b[2J" / "report.html").read_text()
+    code, out, err = call("info", tmp_path / "r\x1b[2J")
+    assert (code, OBEYED.findall(out + err)) == (0, [])
+
+
+def test_bars_command_no_terminal():
+    shown = io.StringIO()
+    console = cli.Console(file=shown, force_terminal=True, width=200, highlight=False)
+    with display.ProgressDisplay(console, runs=2) as progress:
+        bar = progress.of("x\x1b[2J[/bold]\x9b")
+        bar(Started(folder="r", tasks=1, rounds=1, done=0))
+        bar(Note(text="note\x1b[2J[/dim]\nsecond line"))
+        bar(Step(what="step", done=1, total=2))
+    assert "x␛[2J[/bold]� (1/2)" in shown.getvalue()
+    assert "note␛[2J[/dim]␊second line" in shown.getvalue()
+    assert not re.search("\x1b\\[2J|\x9b", shown.getvalue())
+
+
+def test_errors_command_no_terminal(tmp_path, call):
+    for arguments in (
+        ["run", "--set", "data.name=own", "--set", 'data.source="x\\u001b[2J"'],
+        ["run", "--set", "train.\x1b[2J=3"],
+        ["info", "\x1b[2J\n\n"],
+        ["report", tmp_path / "[/bold]\x9b"],
+        ["run", tmp_path / "\x1b]0;title\x07.toml"],
+    ):
+        code, out, err = call(*arguments)
+        assert code == 2
+        assert OBEYED.findall(out + err) == []
+        assert err.startswith("fedprotip: ")
+        assert err.count("\n") == 1

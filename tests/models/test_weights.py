@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,18 @@ def test_a_training_checkpoint_with_a_nested_state_dict(tmp_path):
     there, here = module().half().state_dict(), module()
     load_weights(here, saved(tmp_path / "w.pth", {"state_dict": there, "epoch": 3, "arch": "mlp"}))
     assert equal({name: tensor.float() for name, tensor in there.items()}, here.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_other_floating_point_numbers_are_read_as_they_are(tmp_path, dtype):
+    there, here = {name: tensor.to(dtype) for name, tensor in module().state_dict().items()}, module()
+    load_weights(here, saved(tmp_path / "w.pth", there))
+    assert equal({name: tensor.float() for name, tensor in there.items()}, here.state_dict())
+
+
+def test_a_path_that_is_too_long_for_the_system_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        load_weights(module(), tmp_path / ("x" * 5000))
 
 
 def test_counters_of_norm_layers_may_be_missing(tmp_path):
@@ -174,6 +188,30 @@ def _renamed(state):
     return {name.replace("1.", "one."): tensor for name, tensor in state.items()}
 
 
+def _weight(change):
+    """The first weight is something else than plain numbers."""
+    return _state(lambda state: state | {"1.weight": change(state["1.weight"])})
+
+
+def _quantised(weight):
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
+
+
+def _nested(weight):
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([weight, weight[:3]])
+
+
+def _bomb(path):
+    saved(path, {"1.weight": torch.zeros(2500, 2500)})
+    with zipfile.ZipFile(path) as file:
+        entries = {entry.filename: file.read(entry) for entry in file.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+
+
 BAD = {
     "missing.pth": (lambda path: None, "is not a file"),
     "folder.safetensors": (lambda path: path.mkdir(), "is not a file"),
@@ -197,6 +235,23 @@ BAD = {
         "another architecture: it lacks .*, and it has bn1.bias, bn1.num_batches_tracked and 118 more.",
     ),
     "shape.safetensors": (_state(_shape), r"1.weight has shape \(24, 63\), the model needs \(24, 64\)."),
+    "quantised.pth": (_weight(_quantised), "1.weight is quantised; the model needs plain"),
+    "sparse.pth": (_weight(torch.Tensor.to_sparse), "1.weight is sparse"),
+    "nested.pth": (_weight(_nested), "1.weight is nested"),
+    "meta.pth": (_weight(lambda weight: weight.to("meta")), "1.weight is without values"),
+    "complex.pth": (_weight(lambda weight: weight.to(torch.complex64)), "1.weight is complex"),
+    "complex.safetensors": (_weight(lambda weight: weight.to(torch.complex64)), "1.weight is complex"),
+    "int8.safetensors": (_weight(lambda weight: weight.to(torch.int8)), "1.weight is of int8"),
+    "bool.pth": (_weight(lambda weight: weight > 0), "1.weight is of bool"),
+    "overflow.pth": (_weight(lambda weight: weight.double() * 1e300), "1.weight .* not finite"),
+    "infinite8.pth": (_weight(lambda weight: (weight * torch.inf).to(torch.float8_e5m2)), "1.weight .* not finite"),
+    "huge.pth": (_weight(lambda weight: torch.zeros(1).expand(10**13)), r"1.weight has shape \(10000000000000,\)"),
+    "bomb.pth": (_bomb, "would unpack to 2[0-9,]+ bytes"),
+    "nested-dict.pth": (
+        lambda path: torch.save({"state_dict": {"a": {"b": 1}}}, path),
+        "holds no dictionary of tensors",
+    ),
+    "long-name.pth": (_state(lambda state: state | {"x" * 9999: torch.zeros(1)}), "it has xxx"),
     "nan.pth": (_state(lambda state: state | {"3.bias": torch.full((24,), torch.nan)}), "3.bias .* not finite"),
 }
 

@@ -7,21 +7,25 @@ fedprotip extend runs/mine --tasks 1                       # when the next task 
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
 """
 
-import json
+import signal
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedprotip import api, cells
 from fedprotip import settings as settings_file
 from fedprotip.cli import data as data_cli
 from fedprotip.cli import display
+from fedprotip.cli.display import Console
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.report import comparison_rows, write_comparison, write_report
@@ -163,7 +167,7 @@ def reproduce(
         entries = [entry for entry in reproduction.overview(scale, results) if name in ("", entry["name"])]
         if not entries:
             reproduction.protocol(name)  # says which names there are
-        print(json.dumps(entries, indent=1, ensure_ascii=False)) if as_json else display.print_protocols(out, entries)
+        display.print_json(entries) if as_json else display.print_protocols(out, entries)
         return
     if not show:
         plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
@@ -174,7 +178,7 @@ def reproduce(
     outcome = reproduction.rebuild(name, scale, results)
     paths = reproduction.write_table(outcome, results)
     if as_json:
-        print(json.dumps([asdict(line) for line in outcome.lines], indent=1, ensure_ascii=False))
+        display.print_json([asdict(line) for line in outcome.lines])
     else:
         display.print_reproduction(out, [asdict(line) for line in outcome.lines], paths)
 
@@ -183,7 +187,7 @@ def reproduce(
 def report(folder: Run) -> None:
     """Write report.html, plots and tables of a run again."""
     RunFolder.open(folder).summary()
-    out.print(str(write_report(folder)), soft_wrap=True)
+    out.print(display.plain(str(write_report(folder))), soft_wrap=True)
 
 
 @app.command()
@@ -196,7 +200,7 @@ def settings(
     Example: [bold]fedprotip settings > my.toml[/bold]
     """
     if as_json:
-        print(json.dumps(settings_file.documentation(), indent=1, ensure_ascii=False))
+        display.print_json(settings_file.documentation())
     else:
         print(settings_file.to_toml(settings_file.load({"method": {"name": method}}), documented=True), end="")
 
@@ -206,7 +210,7 @@ def info(folder: Run, as_json: Json = False) -> None:
     """What a run folder holds: state, result, versions, and whether its files are intact."""
     facts = api.inspect(folder)
     if as_json:
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
+        display.print_json(facts)
     else:
         display.print_info(out, facts)
 
@@ -232,7 +236,7 @@ def _compare_cells(
 
 def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        display.print_json(summary)
     else:
         display.print_summary(out, folder, Summary.model_validate(summary))
 
@@ -241,7 +245,7 @@ def _show_comparison(folders: list[Path], target: Path, as_json: bool) -> None:
     page = write_comparison(folders, target)
     rows = comparison_rows(folders)
     if as_json:
-        print(json.dumps({"rows": rows, "report": str(page)}, indent=1, ensure_ascii=False))
+        display.print_json({"rows": rows, "report": str(page)})
     else:
         display.print_comparison(out, rows, page)
 
@@ -259,10 +263,36 @@ def _options(
     pass
 
 
+@contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM (a scheduler's, a shutdown's) and SIGHUP (a closed terminal's) stop a run as Ctrl-C does: with a word.
+
+    One that is ignored already, as under nohup, stays so; the second of them does not disturb the end that the first
+    has begun.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for one in former:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    former = {one: signal.getsignal(one) for one in ending if signal.getsignal(one) is signal.SIG_DFL}
+    for one in former:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        for one, handler in former.items():
+            signal.signal(one, handler)
+
+
 def main() -> None:
     """Entry point: errors a user can mend are one sentence on stderr and an exit code."""
-    try:
-        app()
-    except FedprotipError as error:
-        err.print(f"[bold red]fedprotip:[/bold red] {display.plain(str(error))}", soft_wrap=True)
-        sys.exit(error.exit_code)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of large or odd images, which are read all the same
+    with ended_like_ctrl_c():
+        try:
+            app()
+        except FedprotipError as error:
+            err.print(f"[bold red]fedprotip:[/bold red] {display.plain(str(error))}", soft_wrap=True)
+            sys.exit(error.exit_code)

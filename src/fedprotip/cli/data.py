@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 from rich import progress as bars
-from rich.console import Console
 from rich.table import Table
 
 from fedprotip import settings as settings_file
-from fedprotip.cli.display import plain
+from fedprotip.cli.display import Console, plain, print_json
 from fedprotip.errors import UsageError
 from fedprotip.stream.archives import get as get_archive
 from fedprotip.stream.datasets import layouts, missing
@@ -39,7 +38,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
     """All datasets, what they need, and whether that is under the data root."""
     rows = [_row(name, choices, root) for name, choices in sorted(layouts().items())]
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table("data.name", "needs", "state")
     for row in rows:
@@ -69,7 +68,7 @@ def check(
         chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
     facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]), _watch)
     if as_json:
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
+        print_json(facts)
     else:
         _print_facts(facts)
     if facts["problem"]:

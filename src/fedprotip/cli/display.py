@@ -1,12 +1,20 @@
-"""What a person sees in the terminal: progress while a run works, tables when it is done."""
+"""What a person sees in the terminal: progress while a run works, tables when it is done.
 
+Labels, names of files and settings may come from anywhere. None of their characters commands the terminal: `Console`
+and `print_json` are the only ways out.
+"""
+
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich import console as rich_console
 from rich import progress as bars
-from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Column, Table
 
 from fedprotip.errors import RunError
@@ -21,9 +29,42 @@ MEANINGS = {  # first what a user gets
 }
 
 
+COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys instead of showing them, that turn the direction of writing, or are half of one."""
+
+
+def visible(text: str) -> str:
+    """A text with a picture in place of every character that would do something.
+
+    >>> visible("cat\\x1b[2J\\n")
+    'cat␛[2J␊'
+    """
+    pictures = {"\x7f": "␡"}
+    return COMMANDS.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else pictures.get(m[0], "�"), text)
+
+
 def plain(text: str) -> str:
-    """Text that rich must not read as markup."""
-    return escape(text)
+    """One line that rich must not read as markup."""
+    return escape(visible(text))
+
+
+class Console(rich_console.Console):
+    """A terminal that shows texts and obeys only rich."""
+
+    def render(
+        self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(visible, segment.text.split("\n"))), segment.style)
+
+
+def print_json(value: Any) -> None:
+    """For programs; characters that a terminal would obey are escaped, as JSON can."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    print("\n".join(COMMANDS.sub(lambda m: f"\\u{ord(m[0]):04x}", line) for line in text.split("\n")))
 
 
 class ProgressDisplay:
@@ -59,7 +100,7 @@ class ProgressDisplay:
 
     def of(self, name: str) -> "_Bar":
         self._started += 1
-        return _Bar(self, f"{name} ({self._started}/{self._runs})" if self._runs > 1 else name)
+        return _Bar(self, plain(f"{name} ({self._started}/{self._runs})" if self._runs > 1 else name))
 
     def __call__(self, event: Event) -> None:
         if not hasattr(self, "_bar"):
@@ -90,7 +131,7 @@ class _Bar:
                 self._accuracy = " · ".join(f"{mode} {event.accuracy[mode]:.1f} %" for mode in known)
                 self._show((event.task + 1) * self._rounds, f"task {event.task + 1}")
             case Step():
-                self._show(None, f"{event.what} {event.done}/{event.total}")
+                self._show(None, f"{plain(event.what)} {event.done}/{event.total}")
             case Note():
                 self._say(f"[dim]{plain(event.text)}")
             case Warned():
@@ -110,7 +151,7 @@ class _Bar:
 
 def print_summary(console: Console, folder: Path, summary: Summary) -> None:
     """The headline table of one run and where to look further."""
-    table = Table(title=f"{summary.method}, {summary.tasks} tasks, seed {summary.seed}")
+    table = Table(title=f"{plain(summary.method)}, {summary.tasks} tasks, seed {summary.seed}")
     for heading in ("mode", "accuracy %", "forgetting"):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode in summary.modes:

@@ -1,5 +1,7 @@
 """Pretrained weights from a .safetensors or .pth file, with mismatches explained."""
 
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -8,10 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 
 CLASSIFIERS = ("fc.", "head.", "heads.", "classifier.")
 """Output layers of published checkpoints: left out, as every task gets a head of its own."""
+PACKED = 100
+"""A file that unpacks to so many times its size is no work of torch, which does not compress."""
 WRAPPERS = ("module.", "backbone.")
 """Prefixes that DataParallel and the model.safetensors of a run put before every name."""
 
@@ -33,6 +37,13 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
     if missing or unknown:
         faults = [_some(what, names) for what, names in (("it lacks", missing), ("it has", unknown)) if names]
         raise UsageError(f"model.weights = {str(path)!r} belongs to another architecture: {', and '.join(faults)}.")
+    for name, tensor in found.items():
+        kind = _unusable(tensor, own[name])
+        if kind:
+            raise UsageError(
+                f"model.weights = {str(path)!r}: {name} is {kind}; the model needs plain floating-point numbers, "
+                "so save it again as such."
+            )
     if isinstance(backbone, Adapts):
         found = backbone.adapted(found)
     for name, tensor in found.items():
@@ -41,22 +52,46 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
                 f"model.weights = {str(path)!r}: {name} has shape {tuple(tensor.shape)}, "
                 f"the model needs {tuple(own[name].shape)}."
             )
-        if not tensor.isfinite().all():
+        if not own[name].copy_(tensor).isfinite().all():
             raise UsageError(f"model.weights = {str(path)!r}: {name} holds values that are not finite.")
-        own[name].copy_(tensor)
+
+
+def _unusable(tensor: Tensor, wanted: Tensor) -> str:
+    """What a tensor is that cannot be copied into a plain one of numbers without changing them; empty when it can."""
+    kinds = {
+        "nested": tensor.is_nested,
+        "quantised": tensor.is_quantized,
+        "sparse": not tensor.is_nested and tensor.layout != torch.strided,
+        "without values (on device meta)": tensor.is_meta,
+        "complex": tensor.is_complex(),
+        f"of {str(tensor.dtype).removeprefix('torch.')}": wanted.is_floating_point() and not _known_floats(tensor),
+    }
+    return next((kind for kind, found in kinds.items() if found), "")
+
+
+def _known_floats(tensor: Tensor) -> bool:
+    """Whether it holds floating-point numbers, one in each element."""
+    return tensor.is_floating_point() and not str(tensor.dtype).endswith("_x2")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UsageError(f"model.weights = {str(path)!r} is not a file.")
+    try:
+        if not path.is_file():
+            raise UsageError(f"model.weights = {str(path)!r} is not a file.")
+        path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"model.weights = {str(path)!r} cannot be read: {error.strerror}.") from None
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except PermissionError:
-        raise UsageError(f"model.weights = {str(path)!r} cannot be read: permission denied.") from None
+        _refuse_bombs(path)
+        with warnings.catch_warnings(action="ignore"):  # of old kinds of tensors, which are refused by name
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
     except SafetensorError as error:
-        raise UsageError(f"model.weights = {str(path)!r} is damaged: {str(error).rstrip('.')}.") from None
+        reason = shortened(" ".join(str(error).split())).rstrip(".")
+        raise UsageError(f"model.weights = {str(path)!r} is damaged: {reason}.") from None
     except Exception:  # torch raises whatever a broken file leads it to, and advises to load evil ones all the same
         raise UsageError(
             f"model.weights = {str(path)!r} is damaged or holds more than tensors, which is never loaded."
@@ -65,6 +100,17 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise UsageError(f"model.weights = {str(path)!r} holds no dictionary of tensors.")
     return state
+
+
+def _refuse_bombs(path: Path) -> None:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            unpacked = sum(entry.file_size for entry in file.infolist())
+        if unpacked > PACKED * path.stat().st_size:
+            raise UsageError(
+                f"model.weights = {str(path)!r} would unpack to {unpacked:,} bytes, {PACKED} times its size and more: "
+                "torch writes no such file, and it is not loaded."
+            )
 
 
 def _named_as(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -80,4 +126,4 @@ def _named_as(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Ten
 
 def _some(what: str, names: list[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"{what} {', '.join(names[:2])}{more}"
+    return f"{what} {', '.join(shortened(name, 60) for name in names[:2])}{more}"

@@ -7,6 +7,7 @@ fedprotip run my.toml --set train.rounds=5
 from fedprotip.settings.loading import documentation, load, to_toml
 from fedprotip.settings.schema import (
     KNOWN,
+    TASKS,
     DataSettings,
     MethodSettings,
     ModelSettings,
@@ -21,6 +22,7 @@ from fedprotip.settings.schema import (
 
 __all__ = [
     "KNOWN",
+    "TASKS",
     "DataSettings",
     "MethodSettings",
     "ModelSettings",

@@ -1,15 +1,15 @@
 """Settings from a TOML file, a mapping and `--set key=value`, and settings as TOML."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from fedprotip.errors import UsageError, nearest
+from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.settings import tomltext
 from fedprotip.settings.refusals import sentence
-from fedprotip.settings.schema import KNOWN, Section, Settings, method_class
+from fedprotip.settings.schema import HUGE, KNOWN, MANY, Section, Settings, method_class
 
 
 def load(
@@ -39,11 +39,12 @@ def load(
     except ValidationError as error:
         raise UsageError(sentence(error, raw)) from None
     _refuse_what_toml_cannot_hold(settings)
+    _refuse_absurd_numbers(settings)
     for key in ("data.name", "model.name"):
         section, field = key.split(".")
         value = getattr(getattr(settings, section), field)
         if value not in KNOWN[key]:
-            raise UsageError(f"{key} = {value!r} is unknown; {nearest(value, KNOWN[key])}.")
+            raise UsageError(f"{key} = {shortened(value)!r} is unknown; {nearest(value, KNOWN[key])}.")
     return settings
 
 
@@ -82,18 +83,45 @@ def _refuse_what_toml_cannot_hold(settings: Settings) -> None:
             try:
                 tomltext.write(value).encode()
             except UnicodeEncodeError:
-                raise UsageError(f"{section}.{key} = {value!r} is not text in UTF-8; rename it.") from None
+                raise UsageError(
+                    f"{section}.{key} = {shortened(repr(value))} is not text in UTF-8; rename it."
+                ) from None
+
+
+def _refuse_absurd_numbers(settings: Settings) -> None:
+    """Numbers without an upper bound of their own have a common one; so has a setting that is added later."""
+    for section in Settings.model_fields:
+        table: Section = getattr(settings, section)
+        for key, field in type(table).model_fields.items():
+            bounded = any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in field.metadata)
+            for number in () if bounded else _numbers(getattr(table, key)):
+                most = MANY if isinstance(number, int) else HUGE
+                if abs(number) > most:
+                    raise UsageError(
+                        f"{section}.{key} = {shortened(repr(number))} is more than a run can have; "
+                        f"the nearest valid value is {most}."
+                    )
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(one)
 
 
 def _assign(raw: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     section, _, field = key.strip().partition(".")
     if not equals or not section or not field:
-        raise UsageError(f"--set {assignment!r} is not of the form section.key=value, such as train.rounds=5.")
+        raise UsageError(
+            f"--set {shortened(assignment)!r} is not of the form section.key=value, such as train.rounds=5."
+        )
     value = tomltext.parse(text.strip())
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
-        raise UsageError(f"{section} = {table!r} must be a table of settings.")
+        raise UsageError(f"{section} = {shortened(repr(table))} must be a table of settings.")
     table[field] = value
 
 

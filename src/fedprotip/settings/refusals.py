@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedprotip.errors import nearest
+from fedprotip.errors import nearest, shortened
 from fedprotip.settings.schema import Settings, method_class
 
 
@@ -18,7 +18,7 @@ def sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
     if error.title != "Settings":  # raised by a method's own class, which sees only its section
         path = ["method", *path]
     section, field = path[0], path[1] if len(path) > 1 else ""
-    key = f"{section}.{field}" if field else section
+    key = shortened(f"{section}.{field}" if field else section)
     context = problem.get("ctx", {})
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         table = not field and isinstance(problem["input"], Mapping)
@@ -26,15 +26,16 @@ def sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
     if not field and problem["type"] == "value_error":  # several settings of a section do not fit together
         return f"{section}.{problem['msg'].removeprefix('Value error, ').rstrip('.')}."
     if not field:
-        return f"{section} = {problem['input']!r} must be a table of settings."
+        return f"{section} = {shortened(repr(problem['input']))} must be a table of settings."
     value = raw.get(section, {}).get(field)
+    shown = f"{key} = {shortened(repr(value))}"
     if problem["type"] == "literal_error":
         choices = [choice.strip("' ") for choice in context["expected"].replace(" or ", ", ").split(",")]
-        return f"{key} = {value!r} is not a choice; {nearest(str(value), choices)}."
+        return f"{shown} is not a choice; {nearest(str(value), choices)}."
     reason = problem["msg"].removeprefix("Value error, ").replace("Input ", "it ", 1).rstrip(".")
     words = {"ge": "", "le": "", "gt": "just above ", "lt": "just below "}
     limit = next((f"{word}{context[name]}" for name, word in words.items() if name in context), "")
-    return f"{key} = {value!r}: {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
+    return f"{shown}: {reason}" + (f"; the nearest valid value is {limit}." if limit else ".")
 
 
 def _all_keys(raw: Mapping[str, Any]) -> list[str]:

@@ -9,9 +9,29 @@ Defaults are the paper's (section 6 and appendix E) wherever the paper states on
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
-from fedprotip.errors import UsageError, nearest
+from fedprotip.errors import UsageError, nearest, shortened
+
+MANY, HUGE = 10**9, 1e30
+"""Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
+and float32 ends at 3e38."""
+TASKS, CLIENTS = 10**5, 10**6
+"""Tasks and clients of a run, at most; ids of clients are below MANY."""
+PATH = 4096
+"""Bytes of a path that the system takes, and the end."""
+
+
+def possible_path(text: str) -> str:
+    """Refuse what no file system can name."""
+    if "\0" in text:
+        raise ValueError("a path cannot hold the character NUL; leave it out")
+    if len(text.encode(errors="replace")) >= PATH:
+        raise ValueError(f"a path has less than {PATH:,} bytes")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(possible_path)]
 
 
 class Section(BaseModel):
@@ -22,8 +42,10 @@ class Section(BaseModel):
 
 class DataSettings(Section):
     name: str = Field("digits", description="Dataset: digits ships with scikit-learn; fedprotip data list shows all.")
-    root: str = Field("", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA.")
-    source: str = Field(
+    root: PathText = Field(
+        "", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA."
+    )
+    source: PathText = Field(
         "",
         description="own: a folder per class (or train/ and test/ of them), a .csv or .parquet with the columns "
         "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
@@ -32,6 +54,7 @@ class DataSettings(Section):
     size: int = Field(
         0,
         ge=0,
+        le=2**16,
         description="Side of the square images the model sees; 0: the dataset's own (imagenet_r, domainnet: 224; "
         "own: the shorter side of the first image, 224 at most).",
     )
@@ -42,21 +65,23 @@ class DataSettings(Section):
         "except domainnet, where the paper takes 10,000.",
     )
     test_limit: int = Field(0, ge=0, description="The same for test samples; 0: all.")
-    seed: int = Field(0, ge=0, description="Seed of that choice: runs with another run.seed see the same samples.")
+    seed: int = Field(
+        0, ge=0, lt=2**128, description="Seed of that choice: runs with another run.seed see the same samples."
+    )
     normalize: Literal["dataset", "half", "none"] = Field(
         "dataset",
         description="dataset: its mean and std (photographs: ImageNet's, as a pretrained resnet18 expects); "
         "half: mean and std 0.5, so pixels in −1…1, as augreg weights of vit_b16 expect; "
         "none: pixels stay in 0…1, as in the authors' code for imagenet_r and domainnet.",
     )
-    workers: int = Field(4, ge=1, description="Threads that decode image files; results do not depend on it.")
+    workers: int = Field(4, ge=1, le=1024, description="Threads that decode image files; results do not depend on it.")
 
 
 class StreamSettings(Section):
     scenario: Literal["class", "domain"] = Field(
         "class", description="class: new labels with every task; domain: the same labels, new inputs."
     )
-    tasks: int = Field(5, ge=1, description="Number of tasks T.")
+    tasks: int = Field(5, ge=1, le=TASKS, description="Number of tasks T.")
     task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
         0,
         description="Classes per task: a number, one number per task, or 0 to share all classes out evenly.",
@@ -85,7 +110,7 @@ class StreamSettings(Section):
 
 
 class ClientsSettings(Section):
-    count: int = Field(5, ge=1, description="Number of clients K.")
+    count: int = Field(5, ge=1, le=CLIENTS, description="Number of clients K.")
     fraction: float = Field(1.0, gt=0, le=1, description="Share of the clients that train in each round.")
     partition: Literal["iid", "dirichlet"] = Field(
         "dirichlet", description="How a task's samples are shared out among the clients."
@@ -106,8 +131,8 @@ class ClientsSettings(Section):
     @classmethod
     def _roster_is_readable(cls, value: dict[str, str]) -> dict[str, str]:
         for task, ids in value.items():
-            if not task.isdecimal():
-                raise ValueError(f"the task {task!r} must be a number counted from 0")
+            if not task.isdecimal() or len(task) > 9:
+                raise ValueError(f"the task {shortened(task)!r} must be a number counted from 0")
             parse_ids(ids)
         if len({int(task) for task in value}) < len(value):
             raise ValueError("a task is named twice")
@@ -126,17 +151,19 @@ class ModelSettings(Section):
     width: int = Field(
         128,
         ge=1,
+        le=10**6,
         description="mlp: units of a hidden layer; small_cnn: channels of the last stage; vit: size of a token.",
     )
     depth: int = Field(
-        2, ge=1, description="mlp: hidden layers; small_cnn: stages of convolution and pooling; vit: blocks."
+        2, ge=1, le=1000, description="mlp: hidden layers; small_cnn: stages of convolution and pooling; vit: blocks."
     )
     image_size: int = Field(
         0,
         ge=0,
+        le=2**16,
         description="vit, vit_b16: side to which images are resized inside the model; 0: as they come (vit_b16: 224).",
     )
-    weights: str = Field(
+    weights: PathText = Field(
         "",
         description="Pretrained weights, .safetensors or .pth, under the names of torchvision (resnet18) or timm "
         "(vit); empty: random weights.",
@@ -180,6 +207,7 @@ class TrainSettings(Section):
     views: int = Field(
         0,
         ge=0,
+        le=10**6,
         description="Fixed augmented views per image, drawn once; with them a frozen prefix runs once per view. "
         "0: a new view every time.",
     )
@@ -219,33 +247,39 @@ class StatisticsSettings(Section):
     features: int = Field(
         0,
         ge=0,
+        le=10**6,
         description="Width M of a seeded random ReLU map before class statistics (M²/2 numbers each); 0: none.",
     )
     rank: int = Field(
         0,
         ge=0,
+        le=10**6,
         description="Directions of the scatter that a client sends instead of all its products; 0, or no saving: all.",
     )
 
 
 class EvaluateSettings(Section):
-    group: int = Field(64, ge=1, description="Test samples of one task per routing decision in mode batch64.")
-    draws: int = Field(20, ge=1, description="Least number of such decisions per task; small tasks are redrawn.")
+    group: int = Field(64, ge=1, le=10**6, description="Test samples of one task per routing decision in mode batch64.")
+    draws: int = Field(
+        20, ge=1, le=10**6, description="Least number of such decisions per task; small tasks are redrawn."
+    )
     batch: int = Field(512, ge=1, description="Images per forward pass.")
 
 
 class RunSettings(Section):
-    seed: int = Field(0, ge=0, description="Seed of every random choice.")
-    out: str = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
+    seed: int = Field(0, ge=0, lt=2**128, description="Seed of every random choice.")
+    out: PathText = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
     engine: Literal["local", "pool", "apart"] = Field(
         "local",
         description="Where clients run. local: in this process, one after another; pool: side by side in processes of "
         "this machine, for small models; apart: in this process, but each with its own model and folder, and only "
         "bytes between them.",
     )
-    workers: int = Field(2, ge=1, description="Processes of engine pool.")
+    workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
-    threads: int = Field(0, ge=0, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons."
+    )
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(
         256,
@@ -303,17 +337,25 @@ def parse_ids(text: str) -> list[int]:
     >>> parse_ids("0-2,7")
     [0, 1, 2, 7]
     """
-    ids: set[int] = set()
+    ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
-            raise ValueError(f"{text!r} is not a list of client ids such as '0-2,7'")
-        ids.update(range(int(first), int(last) + 1))
-    return sorted(ids)
+        if not first.isdecimal() or not last.isdecimal() or _id(last) < _id(first):
+            raise ValueError(f"{shortened(text)!r} is not a list of client ids such as '0-2,7'")
+        ranges.append(range(_id(first), _id(last) + 1))
+    if sum(map(len, ranges)) > CLIENTS:
+        raise ValueError(f"{shortened(text)!r} names more than {CLIENTS:,} clients")
+    return sorted(set().union(*ranges))
+
+
+def _id(digits: str) -> int:
+    if len(digits) >= len(str(MANY)):
+        raise ValueError(f"the client {shortened(digits)} is too large a number; ids are below {MANY:,}")
+    return int(digits)
 
 
 def method_class(name: str) -> type[MethodSettings]:
     if name not in KNOWN["method.name"]:
-        raise UsageError(f"method.name = {name!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
+        raise UsageError(f"method.name = {shortened(name)!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
     return KNOWN["method.name"][name]

@@ -1,6 +1,7 @@
 """How much memory this process has, and handing back what it does not need."""
 
 import ctypes
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-STATUS = Path("/proc/self/status")
 PAUSE = 0.02
 """Seconds between two looks at the memory of this process."""
+STATUS, MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What a container may use, in bytes, of the two kinds of control groups."""
 
 
 def hand_back_memory() -> None:
@@ -26,6 +29,22 @@ def status_mb(key: str) -> float | None:
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:")), None)
+
+
+def machine_bytes() -> int | None:
+    """All memory that processes can have here, swap included; None where the system does not say."""
+    try:
+        sizes = dict(line.split(":") for line in MACHINE.read_text().splitlines())
+        most = sum(int(sizes[key].split()[0]) * 2**10 for key in ("MemTotal", "SwapTotal"))
+    except (OSError, ValueError, KeyError):
+        try:
+            most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+    for limit in LIMITS:
+        with suppress(OSError, ValueError):  # "max": none
+            most = min(most, int(limit.read_text()))
+    return most if most > 0 else None
 
 
 def peak_rss_mb() -> float:

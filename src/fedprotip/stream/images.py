@@ -18,10 +18,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.stream.transforms import Draws, resized_box
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+PROGRAMS = ("EPS",)
+"""Formats of Pillow that are programs, which another program would run."""
+LONGEST = 100
+"""Sides of a picture that are more unequal are cut to the middle first: scaled up it would fill the memory."""
 T = TypeVar("T")
 Crop = tuple[list[float], list[list[float]]]
 """Draws of a random resized crop of one image: `Draws.position` and `Draws.boxes`."""
@@ -90,7 +94,16 @@ Images = Tensor | FileImages
 
 def is_image(path: Path) -> bool:
     """Whether a file is taken for an image, by its name; hidden ones (macOS leaves ._photo.jpg) are not."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    return _is_called_image(path) and path.is_file()
+
+
+def is_no_image(path: Path) -> bool:
+    """Whether it has the name of an image but is a link to nothing, a pipe or a device."""
+    return _is_called_image(path) and not path.is_file() and not path.is_dir()
+
+
+def _is_called_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def photos(paths: list[str], size: int, workers: int) -> FileImages:
@@ -133,6 +146,10 @@ def middle(image: Image.Image, resize: int, size: int) -> np.ndarray:
     """Shorter side to `resize`, then the middle square: (3, size, size) uint8."""
     width, height = image.size
     short = min(width, height)
+    if max(width, height) > LONGEST * short:
+        width, height = min(width, LONGEST * short), min(height, LONGEST * short)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
     wide, high = (max(size, int(resize * side / short)) for side in (width, height))
     if (wide, high) != image.size:
         image = image.resize((wide, high), Image.Resampling.BILINEAR)
@@ -144,7 +161,7 @@ def shorter_side(paths: list[str]) -> int:
     """Of the first file whose header can be read; 0: of none."""
     for path in paths:
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=_formats()) as image:
                 return min(image.size)
         except Exception:  # the next one will do; a broken file is reported when it is decoded
             continue
@@ -156,7 +173,7 @@ def _planes(image: Image.Image) -> np.ndarray:
 
 
 def _open(path: str) -> Image.Image:
-    with Image.open(path) as image:
+    with Image.open(path, formats=_formats()) as image:
         image.load()
         with suppress(Exception):  # broken EXIF is no reason to lose the image; in place it is turned before EXIF is
             ImageOps.exif_transpose(image, in_place=True)
@@ -166,6 +183,13 @@ def _open(path: str) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "I":  # 16 bits too, as some versions of Pillow and some TIFF files say them
+        pixels = np.asarray(image)
+        if pixels.min() < 0 or pixels.max() >= 2**16:
+            raise ValueError("its pixels have 32 bits; save it with 8 or 16")
+        return Image.fromarray((pixels >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
     if "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
@@ -176,12 +200,18 @@ def _reason(error: Exception) -> str:
         return "it does not exist"
     if isinstance(error, Image.UnidentifiedImageError):
         return "unknown or damaged format"
-    return str(error).replace("\n", " ").rstrip(".") or type(error).__name__
+    return shortened(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
+
+
+@lru_cache(maxsize=1)
+def _formats() -> list[str]:
+    Image.init()  # Pillow looks for further formats at the first unknown file, and threads would race for them
+    return [name for name in Image.ID if name not in PROGRAMS]
 
 
 @lru_cache(maxsize=4)
 def _pool(workers: int) -> ThreadPoolExecutor:
-    Image.init()  # Pillow looks for further formats at the first unknown file, and threads would race for them
+    _formats()
     return ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
 

@@ -25,7 +25,7 @@ Watch = Callable[[Iterator[str], int], Iterator[str]]
 def check_images(dataset: Dataset) -> None:
     """Refuse a damaged image before the run. In a source too large for that it stops the run when it is read."""
     files = _files(dataset)
-    if sum(os.path.getsize(path) for images in files for path in images.paths) > CHECKED:
+    if sum(_size(path) for images in files for path in images.paths) > CHECKED:
         return
     for images in files:
         for path, fault in zip(images.paths, images.faults(), strict=True):
@@ -64,6 +64,14 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
     except FedprotipError as error:
         facts["problem"] = facts["problem"] or str(error)
     return facts
+
+
+def _size(path: str) -> int:
+    """Bytes of a file; of one that has gone meanwhile none: decoding says so."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _files(dataset: Dataset) -> list[FileImages]:

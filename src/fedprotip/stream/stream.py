@@ -186,15 +186,14 @@ def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
     for task in stream.tasks:
         clients = stream.clients(task.index)
-        held = sum(len(stream.client_samples(task.index, client)) for client in clients)
-        if not held:
-            raise UsageError(
-                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
-            )
         if len(task.train) < len(clients):
             raise UsageError(
                 f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
                 f"clients.count = {len(task.train)} is the nearest valid value."
+            )
+        if not any(len(stream.client_samples(task.index, client)) for client in clients):
+            raise UsageError(
+                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
             )
 
 

@@ -4,6 +4,7 @@ Read from a folder per class, a CSV or Parquet file, or an NPZ file. Nothing is 
 """
 
 import csv
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedprotip.errors import UsageError
-from fedprotip.stream.images import SUFFIXES, is_image
+from fedprotip.errors import UsageError, shortened
+from fedprotip.store.memory import machine_bytes
+from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
 
 PARTS = ("train", "test")
 OPTIONAL = ("task", "client", "split")
@@ -32,7 +34,7 @@ class Table:
 def read_source(source: str) -> Table:
     """The table of `data.source`; a wrong path or layout is a UsageError."""
     path = Path(source)
-    if not source:
+    if not source.strip():
         raise UsageError("data.name = 'own' needs data.source: a folder, a .csv, a .parquet or an .npz file.")
     if not path.exists():
         raise UsageError(f"data.source = {source!r} does not exist.")
@@ -69,6 +71,9 @@ def read_csv(path: Path) -> Table:
             names = list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+    twice = next((name for name in COLUMNS if names.count(name) > 1), "")
+    if twice:
+        raise UsageError(f"{path} has two columns {twice!r}; keep one of them.")
     for number, row in enumerate(rows, 1):
         if None in row:
             raise UsageError(f"{path}: sample {number} has more than the {len(names)} entries of the first line.")
@@ -99,9 +104,9 @@ def read_npz(path: Path) -> Table:
         if train.shape[1:] != test.shape[1:]:
             raise UsageError(f"{path}: the images of x_train and x_test differ in shape.")
         split = ["train"] * len(train) + ["test"] * len(test)
-        return Table(np.concatenate([train, test]), train_labels + test_labels, {"split": split})
+        return _checked(path, Table(np.concatenate([train, test]), train_labels + test_labels, {"split": split}))
     if not {"x", "y"} <= set(found):
-        have = ", ".join(sorted(found)) or "nothing"
+        have = shortened(", ".join(sorted(found))) or "nothing"
         raise UsageError(f"{path} needs x_train, y_train, x_test, y_test, or x and y; it has {have}.")
     pixels = _pixels(path, "x", found)
     columns = {name: [_text(value) for value in found[name].ravel()] for name in OPTIONAL if name in found}
@@ -113,9 +118,18 @@ def read_npz(path: Path) -> Table:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; one that is damaged or holds Python objects is a UsageError."""
+    most = machine_bytes()
     try:
+        with zipfile.ZipFile(path) as packed:
+            unpacked = sum(entry.file_size for entry in packed.infolist())
+        if most is not None and unpacked > most:
+            raise UsageError(
+                f"{path} would unpack to {unpacked:,} bytes, and this machine has {most:,}; make it smaller."
+            )
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
+    except UsageError:
+        raise
     except Exception:  # numpy, zipfile and zlib each have their own errors for a damaged file
         raise UsageError(f"{path} is not an npz file of plain arrays.") from None
 
@@ -128,8 +142,17 @@ def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
     """Paths and class names of a folder per class."""
     paths: list[str] = []
     labels: list[str] = []
+    root = folder.resolve()
+    places = dict.fromkeys((root, *root.parents), folder)
     for one in _folders(folder):
-        found = sorted(str(path) for path in one.rglob("*") if is_image(path))
+        same = places.setdefault(one.resolve(), one)
+        if same is not one:
+            raise UsageError(f"Class {one.name!r} is a link to where {same} is: its images would have two labels.")
+        entries = sorted(one.rglob("*"))
+        wrong = next(filter(is_no_image, entries), None)
+        if wrong is not None:
+            raise UsageError(f"{wrong} is called an image but is no file (a link to nothing, a device); remove it.")
+        found = sorted(str(path) for path in entries if is_image(path))
         if not found:
             raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
         paths += found
@@ -137,10 +160,8 @@ def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
     if not paths:
         raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
     for path in paths:
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{path!r} is not text in UTF-8; rename it.") from None
+        if not _is_utf8(path):
+            raise UsageError(f"{path!r} is not text in UTF-8; rename it.")
     return paths, labels
 
 
@@ -152,7 +173,7 @@ def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any
     for number, name in enumerate(columns.pop("path"), 1):
         image = path.parent / name
         if not image.is_file():
-            raise UsageError(f"{path}: sample {number} names {name!r}, which does not exist ({image}).")
+            raise UsageError(f"{path}: sample {number} names {shortened(name)!r}, which does not exist.")
         images.append(str(image))
     return _checked(path, Table(images, columns.pop("label"), columns))
 
@@ -163,15 +184,20 @@ def _checked(path: Path, table: Table) -> Table:
     for name, column in {"label": table.labels, **table.columns}.items():
         if "" in column:
             raise UsageError(f"{path}: sample {column.index('') + 1} has no {name}.")
+        broken = next((text for text in column if not _is_utf8(text) or "\0" in text), "")
+        if broken:
+            raise UsageError(f"{path}: the {name} {shortened(broken)!r} is not text in UTF-8 without NUL; rename it.")
     for number, part in enumerate(table.columns.get("split", []), 1):
         if part not in PARTS:
-            raise UsageError(f"{path}: sample {number} has split {part!r}; valid are train and test.")
+            raise UsageError(f"{path}: sample {number} has split {shortened(part)!r}; valid are train and test.")
     return table
 
 
 def _pixels(path: Path, name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
     """Images (n, c, h, w) uint8 of (n, h, w), (n, h, w, c) or (n, c, h, w)."""
     images = found[name]
+    if images.ndim in (3, 4) and images.size == 0 and len(images):
+        raise UsageError(f"{path}: the images of {name} have no pixels, {images.shape}.")
     if images.dtype == np.uint8 and images.ndim == 3:
         return images[:, None]
     if images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3):
@@ -192,6 +218,14 @@ def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]
     if labels.dtype.kind == "i" and len(labels) and labels.min() < 0:
         raise UsageError(f"{path}: label {labels.min()} of {y} is out of range, 0 is the smallest.")
     return [_text(value) for value in labels]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,6 @@
 """Which classes or domains form which task."""
 
-import numpy as np
-
-from fedprotip.errors import UsageError, nearest
+from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import StreamSettings
 
@@ -17,9 +15,9 @@ def ordered(names: list[str], settings: StreamSettings, seed: int, what: str) ->
         raise UsageError(f"stream.order = [] names no {what}; the nearest valid choice is 'natural'.")
     for name in settings.order:
         if name not in names:
-            raise UsageError(f"stream.order names {name!r}, which is not a {what}; {nearest(name, names)}.")
+            raise UsageError(f"stream.order names {shortened(name)!r}, which is not a {what}; {nearest(name, names)}.")
     if len(set(settings.order)) < len(settings.order):
-        raise UsageError(f"stream.order = {settings.order!r} names a {what} twice.")
+        raise UsageError(f"stream.order = {shortened(repr(settings.order))} names a {what} twice.")
     return [names.index(name) for name in settings.order]
 
 
@@ -33,13 +31,15 @@ def task_sizes(classes: int, settings: StreamSettings) -> list[int]:
     if isinstance(wanted, list):
         if len(wanted) != tasks:
             raise UsageError(
-                f"stream.task_size = {wanted!r} has {len(wanted)} entries, but stream.tasks = {tasks}; give {tasks}."
+                f"stream.task_size = {shortened(repr(wanted))} has {len(wanted)} entries, "
+                f"but stream.tasks = {tasks}; give {tasks}."
             )
         sizes = wanted
     elif wanted:
         sizes = [wanted] * tasks
     else:
-        sizes = [len(part) for part in np.array_split(np.arange(classes + (tasks - 1) * overlap), tasks)]
+        size, larger = divmod(classes + (tasks - 1) * overlap, tasks)
+        sizes = [size + 1] * larger + [size] * (tasks - larger)
     if overlap >= min(sizes):
         largest = min(sizes) - 1 if wanted else classes - tasks  # shared out evenly, sizes grow with the overlap
         raise UsageError(
@@ -49,7 +49,7 @@ def task_sizes(classes: int, settings: StreamSettings) -> list[int]:
     needed = sum(sizes) - (tasks - 1) * overlap
     if needed > classes:
         raise UsageError(
-            f"stream.tasks = {tasks} with stream.task_size = {wanted!r} needs {needed} classes; "
+            f"stream.tasks = {tasks} with stream.task_size = {shortened(repr(wanted))} needs {needed} classes; "
             f"the dataset has {classes}."
         )
     return sizes

@@ -14,8 +14,9 @@ from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
+from signal import SIG_BLOCK, SIG_SETMASK, SIGHUP, SIGINT, SIGTERM, pthread_sigmask
 from threading import Thread
+from time import sleep
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=main, args=(theirs,), daemon=True, name="fedprotip worker")
-        before = pthread_sigmask(SIG_BLOCK, {SIGINT})  # inherited: Ctrl-C is for the run, which ends its workers
+        before = pthread_sigmask(SIG_BLOCK, {SIGINT, SIGHUP})  # inherited: they are for the run, which ends its workers
         try:
             self.process.start()
         except (RuntimeError, AssertionError) as error:
@@ -201,6 +202,8 @@ class Worker:
 
     def _gone(self) -> RunError:
         self.process.join(PATIENCE)
+        if self.process.exitcode == -SIGTERM:  # sent to the whole group, as a rule: the run's own is under way
+            sleep(1)
         busy = f"answered for client {self.busy_with.client}" if self.busy_with else "waited"
         doing = busy if self._ready else "started"
         hint = (

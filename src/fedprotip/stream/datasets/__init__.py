@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
 from fedprotip.stream.splits import at_most
@@ -121,7 +121,7 @@ def index_dataset(settings: DataSettings) -> Dataset:
     try:
         return _limited(_loaders[settings.name](settings), settings)
     except OSError as error:
-        where = error.filename or settings.source or settings.root
+        where = shortened(str(error.filename or settings.source or settings.root))
         raise UsageError(f"{where} cannot be read: {error.strerror or error}.") from None
 
 

@@ -5,6 +5,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def cifar100(settings: DataSettings) -> Dataset:
     if layout == BINARY:
         read, classes = _read_binary, read_text(names).split()
     else:
-        read, classes = _read_python, [_text(name) for name in read_pickle(names).get("fine_label_names", [])]
+        read, classes = _read_python, _names(read_pickle(names).get("fine_label_names"))
     if len(set(classes)) != CLASSES:
         raise UsageError(f"{names} names {len(set(classes))} classes, not {CLASSES}.")
     return Dataset("cifar100", classes, *read(train), *read(test), IMAGENET_MEAN, IMAGENET_STD)
@@ -46,7 +47,9 @@ def _read_binary(path: Path) -> tuple[Tensor, Tensor]:
 def _read_python(path: Path) -> tuple[Tensor, Tensor]:
     found = read_pickle(path)
     pixels, labels = found.get("data"), found.get("fine_labels")
-    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), PIXELS):
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 2**31 for label in labels):
+        raise UsageError(f"{path} is not a CIFAR-100 file: its fine_labels are no list of whole numbers.")
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), PIXELS) or not labels:
         raise UsageError(f"{path} is not a CIFAR-100 file: it needs data (n, {PIXELS}) and n fine_labels.")
     return _checked(path, pixels, np.array(labels))
 
@@ -57,5 +60,8 @@ def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor
     return torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(labels.astype(np.int64))
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
+def _names(found: Any) -> list[str]:
+    """Class names as text; whatever else is there is no name."""
+    listed = found if isinstance(found, list) else []
+    texts = (name.decode(errors="replace") if isinstance(name, bytes) else name for name in listed)
+    return [text for text in texts if isinstance(text, str)]

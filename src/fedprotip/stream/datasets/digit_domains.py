@@ -63,7 +63,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} needs x_train, y_train, x_test and y_test; it has {', '.join(sorted(found))}.")
     for part in ("train", "test"):
         images, labels = found[f"x_{part}"], found[f"y_{part}"]
-        if images.ndim != 3 or images.dtype != np.uint8 or labels.shape != images.shape[:1] or not len(labels):
+        if images.ndim != 3 or images.dtype != np.uint8 or labels.shape != images.shape[:1] or not images.size:
             raise UsageError(f"{path}: x_{part} must be uint8 (n, h, w), and y_{part} its n labels.")
         if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > 9:
             raise UsageError(f"{path}: a label of y_{part} is out of range, 0 to 9 are valid.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, locate, read_text, register
 from fedprotip.stream.images import photos
@@ -68,8 +68,8 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
         name, _, label = line.strip().rpartition(" ")
         if not line.strip():
             continue
-        if not name or not label.isdecimal():
-            raise UsageError(f"{path}, line {number}: {line.strip()!r} is not a path and a label.")
+        if not name or not label.isdecimal() or len(label) > 9:
+            raise UsageError(f"{path}, line {number}: {shortened(line.strip())!r} is not a path and a label.")
         if int(label) >= CLASSES:
             raise UsageError(f"{path}, line {number}: label {label} is out of range, 0 to {CLASSES - 1} are valid.")
         listed.append((name, int(label)))

@@ -65,7 +65,8 @@ def _images(table: Table, settings: DataSettings) -> Images:
 
 def _numbered(names: list[str]) -> tuple[list[str], Tensor]:
     """The different names, numbers in numerical order and before text, and the place (n,) of each name there."""
-    different = sorted(set(names), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    numbers = {name: int(name) for name in set(names) if name.isdecimal() and len(name) < 1000}
+    different = sorted(set(names), key=lambda name: (name not in numbers, numbers.get(name, 0), name))
     places = {name: place for place, name in enumerate(different)}
     return different, torch.tensor([places[name] for name in names], dtype=torch.int64)
 
