@@ -12,7 +12,7 @@ from fedprotip.methods import base
 from fedprotip.settings import KNOWN, load
 from fedprotip.stream import build_stream
 from fedprotip.stream import stream as streams
-from tests.small import quick, small
+from tests.small import forged, quick, small
 
 SETTINGS = {
     "stream": {"tasks": 3, "task_size": 2},
@@ -177,7 +177,7 @@ def test_a_file_that_is_not_the_one_of_the_run_is_named_and_not_used(copied, nam
         data = bytearray(path.read_bytes())
         data[-1] ^= 1  # also within the numbers of a tensor, where nothing else would notice
         path.write_bytes(data)
-    words = {"changed": "was changed since the run ended", "missing": "cannot be read"}[how]
+    words = {"changed": "was changed since the run ended", "missing": "is missing"}[how]
     with pytest.raises(fedprotip.RunError, match=rf"{path.name} {words}") as error:
         fedprotip.load(copied)
     assert "\n" not in str(error.value)
@@ -226,28 +226,22 @@ def test_a_backbone_that_is_not_registered_here_or_is_another_one_is_a_sentence(
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "a/b.safetensors"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(copied, name):
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"][name] = manifest["files"]["model.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        manifest["files"][name] = manifest["files"]["model.safetensors"]
     with pytest.raises(fedprotip.RunError, match="not the name of a file of the folder"):
         fedprotip.load(copied)
 
 
 def test_a_manifest_without_a_model_is_a_sentence(copied):
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["files"]["model.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        del manifest["files"]["model.safetensors"]
     with pytest.raises(fedprotip.RunError, match=r"names no model\.safetensors"):
         fedprotip.load(copied)
 
 
 def test_tensors_that_do_not_fit_the_plan_are_a_sentence(copied):
     """Hashes prove that files are those of the manifest, not that somebody made them well."""
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["files"]["statistics.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        del manifest["files"]["statistics.safetensors"]
     with pytest.raises(fedprotip.RunError, match=r"plan\.json and the tensors do not fit together \(KeyError"):
         fedprotip.load(copied)

@@ -1,6 +1,7 @@
 """How much memory this process has, and handing back what it does not need."""
 
 import ctypes
+import os
 import resource
 import sys
 from contextlib import suppress
@@ -13,6 +14,14 @@ def hand_back_memory() -> None:
     """Give pages of the heap that nobody uses back to the system, where the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def machine_bytes() -> int:
+    """Memory of this machine; where the system does not say, more than any."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 2**63
 
 
 def status_mb(key: str) -> float | None:

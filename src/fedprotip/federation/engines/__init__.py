@@ -9,6 +9,7 @@ from fedprotip.federation.engines.pool import PoolEngine
 from fedprotip.federation.server import Server
 from fedprotip.models import build_network
 from fedprotip.store.clients import ClientStore
+from fedprotip.store.plain import PlainFolder
 
 
 def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
@@ -18,6 +19,5 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
         plain = settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
         network = build_network(plain, stream.dataset.image_shape, server.method.routes).to(server.site.device)
         return LocalEngine(server, network, store, server.cache)
-    sites = folder / "clients"
-    sites.mkdir(exist_ok=True)
+    sites = PlainFolder(folder).inner("clients").make().path
     return PoolEngine(stream, settings, sites) if settings.run.engine == "pool" else ApartEngine(stream, sites)
