@@ -247,11 +247,12 @@ class RunFolder:
 
     def sweep(self) -> None:
         """Remove what a process that was killed left behind for speed; the lock must be held."""
-        sites = self._files.inner("clients")
-        if "clients" in self._files.folders():
-            for folder in (sites, *map(sites.inner, sites.folders())):
-                sweep(folder)
         sweep(self._files)
+        if "clients" in self._files.folders():
+            sites = self._files.inner("clients")
+            sweep(sites)
+            for name in sites.folders():
+                sweep(sites.inner(name))
 
     # What is intact
 

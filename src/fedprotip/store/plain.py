@@ -52,7 +52,7 @@ class PlainFolder:
         for path in self._below():
             with suppress(FileExistsError):
                 path.mkdir()
-        self._check()
+            _check_folder(path)
         return self
 
     # Looking
@@ -202,9 +202,7 @@ class PlainFolder:
         """No link on the way from `top` to here."""
         for path in self._below():
             with suppress(FileNotFoundError):
-                found = os.lstat(path)
-                if not stat.S_ISDIR(found.st_mode):
-                    raise _foreign(path, found, "folder")
+                _check_folder(path)
 
 
 KINDS = {
@@ -216,6 +214,12 @@ KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
 }
+
+
+def _check_folder(path: Path) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise _foreign(path, found, "folder")
 
 
 def _foreign(path: Path, found: os.stat_result, wanted: str) -> Foreign:
