@@ -479,6 +479,19 @@ def test_the_same_steps_make_the_same_bytes(tmp_path):
     assert tree(tmp_path / "one" / "checkpoint") == tree(tmp_path / "other" / "checkpoint")
 
 
+def test_private_state_of_clients_is_kept_once_and_what_the_server_has_twice(tmp_path):
+    run, store = make(tmp_path / "run", 4)
+    copies = run.path / "checkpoint" / "objects-copy"
+    index = unsealed(sorted((run.path / "checkpoint").glob("*.json"))[-1].read_bytes())
+    assert index["groups"]["references"] in os.listdir(copies)
+    (copies / index["clients"]["9/constant"]).write_bytes(b"of an earlier version")
+    save(run, store, 4)
+    index = unsealed(sorted((run.path / "checkpoint").glob("*.json"))[-1].read_bytes())
+    assert index["groups"]["references"] in os.listdir(copies)
+    assert not set(os.listdir(copies)) & set(index["clients"].values())
+    assert found(run.path) == (4, [])
+
+
 def test_a_group_that_nobody_touched_is_not_read_again(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "r", "")
     store, read = run.store(256), []
