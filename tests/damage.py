@@ -62,7 +62,7 @@ def mistyped(folder, rng):
     """Another value somewhere in a JSON file, as an editor would leave it."""
     path = rng.choice([path for path in files_of(folder) if path.suffix in (".json", ".jsonl")])
     text = path.read_text()
-    head, _, body = text.rpartition("\n") if path.parent.name == "checkpoint" else ("", "", text)
+    head, _, body = text.rpartition("\n") if path.name[:8].isdigit() else ("", "", text)
     if path.suffix == ".jsonl":
         lines = body.splitlines()
         number = rng.randrange(len(lines))

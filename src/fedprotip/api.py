@@ -20,6 +20,7 @@ from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.server import Progress, Server
+from fedprotip.messages import BadMessage
 from fedprotip.methods import create_method
 from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models import Network, build_network
@@ -117,7 +118,7 @@ def extend(
     check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
-        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files["settings.toml"])
+        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files.get("settings.toml"))
         folder.write("settings.toml", text)
     return resume(path, observers, accept_data)
 
@@ -240,7 +241,7 @@ def _fitting(folder: RunFolder) -> Iterator[None]:
     """A checkpoint that has its hash, and yet was not made by a run with these settings, is a sentence."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, BadMessage, LookupError, RuntimeError, TypeError, ValueError) as error:
         told = shortened(f"{type(error).__name__}: {error}", 200)
         raise RunError(f"The checkpoint of {folder.path} does not fit its settings ({told}); start again.") from error
 

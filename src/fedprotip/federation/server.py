@@ -255,4 +255,5 @@ class Server:
         if site.news:
             site.start.update({name: model[name].to(site.device) for name in site.news if name in model})
             site.begin_task(self.progress.task)
+            Message(MODEL, site.news).check(MODEL, {name: site.specs[name] for name in site.news})
             load_state(self.network, site.wire.unpack(site.news))
