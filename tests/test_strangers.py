@@ -261,4 +261,4 @@ def test_three_hundred_damaged_folders(copy, monkeypatch, part):
             told_by = "".join(traceback.format_exception(error))
             pytest.fail(f"seed {seed}, {name}, {how.__name__}: {told_by}")
         shutil.rmtree(folder)
-    assert refused > 20
+    assert refused >= 10  # else the library does no harm, and the test says nothing
