@@ -18,7 +18,7 @@ from fedprotip.report import write_report
 from fedprotip.settings import to_toml
 from fedprotip.store import folder as runs
 from tests.sites import through
-from tests.small import quick, results, small
+from tests.small import forged, quick, results, small
 from tests.stream.trees import class_folders, picture
 
 LONG = {"train": {"rounds": 12, "epochs": 2, "batch": 16}, "run": {"threads": 1, "geometry": 4}}
@@ -162,7 +162,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, uninterrupted, writes)
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedprotip.store.files.os.fsync", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(fedprotip.RunError, match="No space left"):
             fedprotip.run(small(**LONG), out=folder)
     if runs.is_run(folder):
@@ -244,8 +244,8 @@ def test_an_extension_cut_off_before_it_wrote_the_settings_goes_on(tmp_path, mon
 
 def test_other_versions_are_warned_about(tmp_path):
     fedprotip.run(small(), out=tmp_path / "r")
-    manifest = (tmp_path / "r" / "manifest.json").read_text()
-    (tmp_path / "r" / "manifest.json").write_text(manifest.replace(__import__("torch").__version__, "1.0"))
+    with forged(tmp_path / "r") as manifest:
+        manifest["versions"]["torch"] = "1.0"
     said = []
     fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(getattr(event, "text", ""))])
     assert any("another version of torch" in text for text in said)
@@ -346,9 +346,8 @@ def test_a_run_of_an_earlier_version_gets_its_fingerprint_when_it_goes_on(tmp_pa
     quick(monkeypatch)
     interrupted(photos, tmp_path / "r", monkeypatch, 6)
     folder = runs.RunFolder.open(tmp_path / "r")
-    manifest = json.loads((folder.path / "manifest.json").read_text())
-    del manifest["data"]
-    (folder.path / "manifest.json").write_text(json.dumps(manifest))
+    with forged(folder.path) as manifest:
+        del manifest["data"]
     said = []
     fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(getattr(event, "text", ""))])
     assert sum("does not say which data it began with" in text for text in said) == 1

@@ -5,22 +5,23 @@ summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
 summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import RunError, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.needs import check_memory, needs, products
-from fedprotip.federation.server import Server
+from fedprotip.federation.server import Progress, Server
+from fedprotip.messages import BadMessage
 from fedprotip.methods import create_method
 from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models import Network, build_network
@@ -31,7 +32,7 @@ from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
-from fedprotip.store.folder import RunFolder, explained, free_path
+from fedprotip.store.folder import MEMORY, RunFolder, explained, free_path
 from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients
 from fedprotip.stream.changes import Standing, check_data
@@ -121,7 +122,7 @@ def extend(
     check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
     with explained(folder.path), folder.locked():
         manifest, text = folder.manifest(), to_toml(settings)
-        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files["settings.toml"])
+        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files.get("settings.toml"))
         folder.write("settings.toml", text)
     return resume(path, observers, accept_data)
 
@@ -130,7 +131,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(tomllib.loads(manifest.settings))
+    settings = settings_file.load(folder.manifest_settings())
     facts: dict[str, Any] = {
         "folder": str(folder.path),
         "status": manifest.status,
@@ -140,12 +141,12 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "clients": settings.clients.count,
         "seed": settings.run.seed,
     }
-    if (folder.path / "summary.json").exists():
+    if folder.has("summary.json"):
         summary = folder.summary()
         facts["tasks done"] = summary.tasks
         facts["accuracy"] = {mode: round(value, 2) for mode, value in summary.accuracy.items()}
         facts["forgetting"] = {mode: round(value, 2) for mode, value in summary.forgetting.items()}
-    return facts | {"versions": manifest.versions, "files": folder.verify()}
+    return facts | {"versions": manifest.versions, "files": folder.verify(), "to continue": folder.examine()}
 
 
 def check(settings: Settings, stream: Stream | None = None) -> Network:
@@ -214,10 +215,15 @@ def _complete(
     store = folder.store(settings.run.state_mb)
     journal = Journal(folder, store, observers)
     with explained(folder.path):
+        folder.sweep()
+        finished = folder.manifest().status == "finished"
+        if finished:
+            folder.require_intact()
         saved = folder.restore(store, warn=lambda text: _notify(observers, Warned(text=text)))
-        if folder.manifest().status != "finished":
-            learned, rounds = (saved[0]["task"], saved[0]["round"]) if saved else (0, 0)
-            standing = Standing(learned, rounds, rereads=settings.run.geometry > 0)
+        with _fitting(folder):
+            progress = Progress.of(saved[0], len(stream.tasks)) if saved else Progress()
+        if not finished:
+            standing = Standing(progress.task, progress.round, rereads=settings.run.geometry > 0)
             found = check_data(folder, stream, standing, accept_data, lambda text: _notify(observers, Note(text=text)))
             folder.write_data(*found)
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
@@ -227,16 +233,18 @@ def _complete(
         server = Server(settings, method, network, stream, cache)
         server.site.on_progress = lambda what, done, total: _notify(observers, Step(what=what, done=done, total=total))
         if saved:
-            server.restore(*saved)
+            with _fitting(folder):
+                server.restore(*saved)
         engine = build_engine(server, store, folder.path)
         private = private_state(settings, store, folder.path)
         probe = Probe(server, settings.run.geometry, private) if settings.run.geometry else None
         if probe and saved:
-            probe.restore(saved[1].get("geometry", {}))
+            with _fitting(folder):
+                probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
         rounds = settings.train.rounds
         _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
-        if done < total or folder.manifest().status != "finished":
+        if done < total or not finished:
             try:
                 run_tasks(server, probe.watch(engine) if probe else engine, journal, probe)
             finally:
@@ -246,7 +254,7 @@ def _complete(
             if probe:
                 folder.write_json("geometry.json", probe.report().plain())
             _write_artefacts(folder, server, settings)
-        if not (folder.path / "report.html").exists():
+        if not folder.has("report.html"):
             write_report(folder.path)
     return folder.summary().plain()
 
@@ -256,12 +264,22 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     for name, tensors in {"model": full_state(server.network), **server.site.known.artefacts()}.items():
         folder.write_tensors(f"{name}.safetensors", tensors)
     folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
-    (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
+    folder.remove("report.html")  # an older one must not outlive its numbers
     memory = Memory.model_validate(server.progress.memory)
-    folder.write_json("memory.json", memory.plain())
+    folder.write_json(MEMORY, memory.plain())
     peak_gpu = max(memory.peaks("gpu").values(), default=None)
     folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
+
+
+@contextmanager
+def _fitting(folder: RunFolder) -> Iterator[None]:
+    """A checkpoint that has its hash, and yet was not made by a run with these settings, is a sentence."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, BadMessage, LookupError, RuntimeError, TypeError, ValueError) as error:
+        told = shortened(f"{type(error).__name__}: {error}", 200)
+        raise RunError(f"The checkpoint of {folder.path} does not fit its settings ({told}); start again.") from error
 
 
 def _without_weights(settings: Settings) -> Settings:
@@ -269,7 +287,7 @@ def _without_weights(settings: Settings) -> Settings:
 
 
 def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
-    return settings_file.load(tomllib.loads(folder.settings_toml(warn)))
+    return settings_file.load(folder.settings(warn))
 
 
 class _threads:

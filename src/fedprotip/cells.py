@@ -69,7 +69,7 @@ def run_cells(cells: Iterable[Cell], out: Path, observe: Callable[[Cell], Iterab
 
 
 def _same_settings(folder: Path, wanted: Settings) -> None:
-    found = settings_file.load(tomllib.loads(RunFolder.open(folder).settings_toml())).model_dump()
+    found = settings_file.load(RunFolder.open(folder).settings()).model_dump()
     expected = wanted.model_dump()
     for section, values in expected.items():
         for key, value in values.items():

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 import fedprotip
 from fedprotip.evaluation.portions import draw_groups
@@ -12,7 +14,8 @@ from fedprotip.methods import base
 from fedprotip.settings import KNOWN, load
 from fedprotip.stream import build_stream
 from fedprotip.stream import stream as streams
-from tests.small import quick, small
+from tests.damage import vouched
+from tests.small import forged, quick, small
 
 SETTINGS = {
     "stream": {"tasks": 3, "task_size": 2},
@@ -177,7 +180,7 @@ def test_a_file_that_is_not_the_one_of_the_run_is_named_and_not_used(copied, nam
         data = bytearray(path.read_bytes())
         data[-1] ^= 1  # also within the numbers of a tensor, where nothing else would notice
         path.write_bytes(data)
-    words = {"changed": "was changed since the run ended", "missing": "cannot be read"}[how]
+    words = {"changed": "was changed since the run ended", "missing": "is missing"}[how]
     with pytest.raises(fedprotip.RunError, match=rf"{path.name} {words}") as error:
         fedprotip.load(copied)
     assert "\n" not in str(error.value)
@@ -226,28 +229,84 @@ def test_a_backbone_that_is_not_registered_here_or_is_another_one_is_a_sentence(
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "a/b.safetensors"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(copied, name):
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"][name] = manifest["files"]["model.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        manifest["files"][name] = manifest["files"]["model.safetensors"]
     with pytest.raises(fedprotip.RunError, match="not the name of a file of the folder"):
         fedprotip.load(copied)
 
 
 def test_a_manifest_without_a_model_is_a_sentence(copied):
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["files"]["model.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        del manifest["files"]["model.safetensors"]
     with pytest.raises(fedprotip.RunError, match=r"names no model\.safetensors"):
         fedprotip.load(copied)
 
 
 def test_tensors_that_do_not_fit_the_plan_are_a_sentence(copied):
     """Hashes prove that files are those of the manifest, not that somebody made them well."""
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["files"]["statistics.safetensors"]
-    path.write_text(json.dumps(manifest))
+    with forged(copied) as manifest:
+        del manifest["files"]["statistics.safetensors"]
     with pytest.raises(fedprotip.RunError, match=r"plan\.json and the tensors do not fit together \(KeyError"):
         fedprotip.load(copied)
+
+
+def tensor(name, change):
+    """Replace a tensor of FILE/NAME by another, with a hash that fits."""
+    file, _, key = name.partition("/")
+
+    def forge(folder):
+        path = folder / f"{file}.safetensors"
+        found = load_tensors(path.read_bytes())
+        found[key] = change(found[key]).contiguous()
+        vouched(folder, path.name, save_tensors(found))
+
+    return forge
+
+
+def plan(*keys, value):
+    """Replace an entry of the plan, with a hash that fits."""
+
+    def forge(folder):
+        whole = part = json.loads((folder / "plan.json").read_text())
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = value
+        vouched(folder, "plan.json", json.dumps(whole).encode())
+
+    return forge
+
+
+FORGED = {
+    "weights that are no numbers": (tensor("model/heads.0.bias", lambda t: t * torch.nan), "not finite"),
+    "weights of another kind": (tensor("model/heads.0.bias", torch.Tensor.half), "float16, and should be"),
+    "weights of another shape": (tensor("model/heads.0.bias", lambda t: t[:1]), "heads.0.bias differs"),
+    "a moment that is too short": (tensor("statistics/moment", lambda t: t[:-1]), "statistics/moment has shape"),
+    "statistics that are no numbers": (tensor("statistics/sums", lambda t: t / 0), "not finite"),
+    "negative counts": (tensor("statistics/counts", lambda t: t - 1e9), "are negative"),
+    "statistics of another kind": (tensor("statistics/counts", torch.Tensor.float), "not float64"),
+    "a class too many": (tensor("statistics/counts", lambda t: torch.cat([t, t])), "statistics/counts has shape"),
+    "another grid": (tensor("calibration/loss", lambda t: t[:3]), "calibration/loss has shape"),
+    "an endless reference": (tensor("references/values", lambda t: t * torch.inf), "not finite"),
+    "fewer clients": (tensor("references/clients", lambda t: t[:1]), "references/counts has shape"),
+    "a basis of other features": (tensor("subspaces/routing/0001", lambda t: t[:-1]), "routing/0001 has shape"),
+    "a map to very many features": (plan("answering", "experts", "statistics", "features", value=10**12), "maps to"),
+    "a seed that is none": (plan("answering", "experts", "statistics", "seed", value="x"), "do not fit"),
+    "a very wide network": (plan("model", "width", value=10**12), "differs|do not fit"),
+    "a very deep network": (plan("model", "depth", value=10**12), "model.depth|differs"),
+    "an image without end": (plan("pixels", "shape", value=[1, 10**6, 10**6]), "no image, or has more than"),
+    "no spread of colours": (plan("pixels", "std", value=[0.0]), "not above 0"),
+    "classes without a name": (plan("tasks", 0, "classes", value=[0, 99]), "a class without a name"),
+    "a task without classes": (plan("tasks", 0, "classes", value=[]), "has no classes"),
+    "another number of tasks": (plan("tasks", value=[{"name": "one", "classes": [0, 1]}]), "differs|heads"),
+    "an expert nobody knows": (plan("answering", "experts", "mine", value={}), "'mine' is not registered"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_folder_that_somebody_made_badly_is_a_sentence(copied, what):
+    """The hashes fit, and still no answer is made of it, no memory is taken for it, and there is no traceback."""
+    forge, words = FORGED[what]
+    forge(copied)
+    with pytest.raises(fedprotip.FedprotipError, match=words) as error:
+        fedprotip.load(copied)
+    assert "\n" not in str(error.value)

@@ -194,7 +194,7 @@ def test_no_folder_and_no_permission(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
     folder = make_run(tmp_path / "run", tasks=1)
     (folder / "tables").write_text("a file where a folder should be")
-    with pytest.raises(RunError, match="Cannot write"):
+    with pytest.raises(RunError, match="is a file, where a run has a plain folder"):
         write_report(folder)
 
 

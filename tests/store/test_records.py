@@ -143,7 +143,7 @@ def test_a_missing_or_unreadable_file_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="not text in UTF-8"):
         list(read_ledger(tmp_path / "ledger.jsonl"))
     (tmp_path / "folder").mkdir()
-    with pytest.raises(RunError, match="Cannot read"):
+    with pytest.raises(RunError, match="is a folder, where a run has a plain file"):
         read_record(Summary, tmp_path / "folder")
 
 

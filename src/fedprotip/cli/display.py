@@ -207,6 +207,8 @@ def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: lis
 def print_info(console: Console, facts: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     for key, value in facts.items():
+        if isinstance(value, dict) and len(value) > 1 and set(value.values()) == {"intact"}:
+            value = f"{len(value)}, all intact"
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(f"[bold]{key}", plain(shown))
     console.print(table)

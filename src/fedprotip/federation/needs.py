@@ -33,7 +33,7 @@ class Need:
 def check_memory(found: list[Need]) -> None:
     """Refuse what this machine has too little memory for, whatever else happens; the rest may still run out of it."""
     largest, most = max(found, key=lambda need: need.nbytes), machine_bytes()
-    if most is not None and largest.nbytes > most:
+    if largest.nbytes > most:
         raise UsageError(
             f"This run needs at least {_gib(largest.nbytes)} GiB of memory for {largest.what}, and this machine has "
             f"{_gib(most)}; choose a smaller {largest.keys}."

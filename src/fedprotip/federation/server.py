@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
 from fedprotip.inference.predictor import Predictor
@@ -56,6 +57,17 @@ class Progress:
     geometry: dict[str, Any] = field(default_factory=dict)
     peak_rss_mb: float = 0.0
     memory: dict[str, dict[str, list[Number]]] = field(default_factory=dict)  # rss, gpu → phase → peak in each task
+
+    @classmethod
+    def of(cls, state: dict[str, Any], tasks: int) -> "Progress":
+        """As a checkpoint has it, of a run of so many tasks; a ValueError or TypeError where it cannot be."""
+        TypeAdapter(cls).validate_python(state)
+        progress = cls(**state)
+        if not 0 <= progress.task <= tasks or progress.round < 0 or len(progress.steps) != 2:
+            raise ValueError(f"task {progress.task}, round {progress.round} of {tasks} tasks")
+        if len(progress.digests) != progress.task or len(progress.moved) - progress.task not in (0, 1):
+            raise ValueError(f"it has learned {len(progress.digests)} tasks, not {progress.task}")
+        return progress
 
 
 class Server:
@@ -241,8 +253,8 @@ class Server:
         self.progress.steps = [self.progress.steps[1], self.progress.step]
 
     def restore(self, state: dict[str, Any], groups: dict[str, Tensors]) -> None:
-        """Exactly the server that made the checkpoint."""
-        self.progress, site = Progress(**state), self.site
+        """Exactly the server that made the checkpoint; an error of any kind where it was made by no such server."""
+        self.progress, site = Progress.of(state, len(self.stream.tasks)), self.site
         for name, tensors in groups.items():
             if name.startswith("known-"):
                 site.known.update(tensors)
@@ -251,8 +263,14 @@ class Server:
         heads = {name.split(".")[1] for name in [*model, *site.news] if name.startswith("heads.")}
         if heads:
             site.grow(len(heads) - 1)
+        own = full_state(self.network)
+        if not own.keys() - site.news.keys() <= model.keys() <= own.keys():
+            raise ValueError("the model has other tensors")
+        if wrong := [name for name, tensor in model.items() if own[name].shape != tensor.shape]:
+            raise ValueError(f"{wrong[0]} has another shape")
         load_state(self.network, model)
         if site.news:
             site.start.update({name: model[name].to(site.device) for name in site.news if name in model})
             site.begin_task(self.progress.task)
+            Message(MODEL, site.news).check(MODEL, {name: site.specs[name] for name in site.news})
             load_state(self.network, site.wire.unpack(site.news))

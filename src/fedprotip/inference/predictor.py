@@ -7,27 +7,43 @@ for answer in predictor.predict(images):
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
+from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
+from fedprotip.models.heads import builder_of
 from fedprotip.models.state import full_state, load_state
-from fedprotip.store.files import Tensors
+from fedprotip.seeds import ambient_stream
+from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
+from fedprotip.store.records import shortened
 from fedprotip.stream.plan import Plan
 
 SUFFIX = ".safetensors"
 TOGETHER = 512
 """Images of one forward pass."""
+DEEP = 1000
+"""Layers that a backbone may have without a tensor for each of them."""
+MISFITS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What files that do not belong together, or were not made by a run, can lead to."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,11 @@ class Predictor:
 
 
 def load(folder: str | Path) -> Predictor:
-    """The predictor of a finished run, from its folder alone; every file is compared with its hash before use."""
+    """The predictor of a finished run, from its folder alone.
+
+    Every file is compared with its hash before use. The folder may be a stranger's, who can make hashes too: so its
+    content is checked as well, and one image is answered, before anything is handed out.
+    """
     run = RunFolder.open(Path(folder))
     manifest = run.manifest()
     if manifest.status != "finished":
@@ -119,18 +139,21 @@ def load(folder: str | Path) -> Predictor:
     if "model" + SUFFIX not in files:
         raise RunError(f"{run.path / 'manifest.json'} names no model{SUFFIX}: the folder is not whole.")
     try:
-        return _put_together(run, plan, files)
-    except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        told = f"{type(error).__name__}: {error}"
+        predictor = _put_together(run, plan, files)
+        predictor.predict(torch.zeros(1, *plan.pixels.given))
+        return predictor
+    except MISFITS as error:
+        told = shortened(f"{type(error).__name__}: {error}", 200)
         raise RunError(f"{run.path}: plan.json and the tensors do not fit together ({told}).") from None
 
 
 def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor:
     groups = [name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX) and name != DATA]
-    tensors = {group: parse_tensors(run.read_verified(group + SUFFIX)) for group in groups}
+    tensors = {g: parsed(run.read_verified(g + SUFFIX), str(run.path / (g + SUFFIX))) for g in groups}
     network = _filled(plan, tensors.pop("model"))
     knowledge = {f"{group}/{name}": tensor for group, found in tensors.items() for name, tensor in found.items()}
     knowledge = {name: tensor.clone() for name, tensor in knowledge.items()}  # aligned like any other tensor
+    check_knowledge(knowledge, plan, network.features)
     inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
     return Predictor(network, inference, plan)
 
@@ -142,15 +165,34 @@ def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answ
 
 def _filled(plan: Plan, weights: Tensors) -> Network:
     """The network that a plan describes, with these weights."""
+    _refuse_what_has_no_weights(plan, weights)
     network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
     for index, task in enumerate(plan.tasks):
         network.add_head(task.classes, plan.seed, index)
     own = full_state(network)
+    _refuse_another(plan, own, weights)
+    check_model(own, weights)
+    load_state(network, weights)
+    return network.eval()
+
+
+def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
+    """Compare sizes before there is any memory for a network: a plan can ask for more than a machine has."""
+    heads = 1 if plan.model.head == "shared" else len(plan.tasks)
+    if plan.model.depth > max(DEEP, len(weights)) or heads > len(weights):
+        raise ValueError(f"{heads} heads and model.depth = {plan.model.depth} for {len(weights)} tensors")
+    backbone = None
+    with suppress(*MISFITS), ambient_stream(plan.seed, "init"), torch.device("meta"):
+        backbone = builder_of(plan.model.name)(plan.model, plan.pixels.shape)
+    if backbone is not None:  # one that is not registered is told later, and one of one's own may need real numbers
+        own = {f"backbone.{name}": tensor for name, tensor in full_state(backbone).items()}
+        _refuse_another(plan, own, {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")})
+
+
+def _refuse_another(plan: Plan, own: Tensors, weights: Tensors) -> None:
     unlike = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     if wrong := sorted(unlike | (own.keys() ^ weights.keys())):
         raise UsageError(
             f"model.name = {plan.model.name!r} as it is registered in this process is not the backbone of the run: "
             f"{wrong[0]} differs."
         )
-    load_state(network, weights)
-    return network.eval()

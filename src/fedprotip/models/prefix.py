@@ -5,7 +5,6 @@ kept: in memory up to `run.cache_mb`, beyond it in files that are mapped only wh
 """
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedprotip.models.batches import pieces
 from fedprotip.models.norms import moving_norms
 from fedprotip.models.steps import Hidden, Inputs, run_steps, still_steps
 from fedprotip.settings import Settings
+from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Batch, Stream
 
 InputBatch = tuple[Inputs, Tensor]
@@ -54,7 +54,7 @@ class PrefixCache:
         self._budget = settings.run.cache_mb * 2**20 if enabled else 0
         self._steps = 0  # that all rows have passed
         self._rows: dict[tuple[str, int], Rows] = {}
-        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self._files: Scratch | None = None
 
     def train_batches(
         self, network: Network, task: int, batches: Iterable[np.ndarray], generator: torch.Generator | None = None
@@ -95,7 +95,7 @@ class PrefixCache:
         """Forget all rows and remove the files."""
         self._rows.clear()
         if self._files:
-            self._files.cleanup()
+            self._files.close()
         self._files = None
 
     def _deliver(
@@ -152,8 +152,8 @@ class PrefixCache:
 
     def _place(self, key: tuple[str, int]) -> Path:
         if self._files is None:
-            self._files = tempfile.TemporaryDirectory(prefix="fedprotip-", dir=self._folder, ignore_cleanup_errors=True)
-        return Path(self._files.name) / f"{key[0]}-{key[1]}-{self._steps}"
+            self._files = Scratch(self._folder)
+        return self._files.path / f"{key[0]}-{key[1]}-{self._steps}"
 
     def _pieces(self, numbers: np.ndarray) -> list[np.ndarray]:
         return pieces(numbers, min(self._settings.evaluate.batch, PIECE))

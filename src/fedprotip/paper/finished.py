@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from fedprotip.store.folder import GEOMETRY, MEMORY, RunFolder
 from fedprotip.store.records import Number, Part, Record, read_ledger, read_record
 from fedprotip.store.results import Geometry, Memory, Summary
 
@@ -29,10 +30,10 @@ class CellSummary(Summary):
         small = {key: value for key, value in summary.plain().items() if key not in BULKY}
         small["curve"] = {mode: summary.over_tasks(mode) for mode in summary.matrix}
         small["mib_by_task"] = _traffic(folder / "ledger.jsonl", summary.tasks)
-        if (folder / "geometry.json").exists():
-            small["geometry"] = read_record(Geometry, folder / "geometry.json").model_dump()
-        if (folder / "memory.json").exists():
-            small["memory"] = read_record(Memory, folder / "memory.json").plain()
+        if RunFolder(folder).has(GEOMETRY):
+            small["geometry"] = read_record(Geometry, folder / GEOMETRY).model_dump()
+        if RunFolder(folder).has(MEMORY):
+            small["memory"] = read_record(Memory, folder / MEMORY).plain()
         return cls.model_validate(small)
 
 

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from fedprotip.errors import RunError
-from fedprotip.store.files import write_atomic
+from fedprotip.store.plain import PlainFolder
 
 
-def save(path: Path, content: bytes | str) -> Path:
-    """Write `content` to `path`; a problem of the disk is one sentence."""
+def save(folder: Path, name: str, content: bytes | str) -> Path:
+    """Write `content` to the file NAME or PART/NAME of a folder; a problem of the disk is one sentence."""
+    part, _, last = name.rpartition("/")
+    place = PlainFolder(folder).inner(part) if part else PlainFolder(folder)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content)
+        place.make().write(last, content)
     except OSError as error:
-        raise RunError(f"Cannot write {path}: {error.strerror}.") from None
-    return path
+        raise RunError(f"Cannot write {place.path / last}: {error.strerror}.") from None
+    return place.path / last

@@ -27,13 +27,14 @@ from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
 from fedprotip.report.text import SCENARIOS, method_name, plural, reading
+from fedprotip.store.folder import RunFolder, is_run
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html`, `tables/` and `plots/` into a run folder; returns the page's path."""
     run = RunData.load(folder)
     for table in tables.all_tables(run):
-        tables.write_csv(table, folder / "tables" / f"{table.name}.csv")
+        tables.write_csv(table, folder, f"tables/{table.name}.csv")
     summary = run.summary
     data = run.setting("data.name", "")
     page = _render(
@@ -53,12 +54,12 @@ def write_report(folder: Path) -> Path:
             for one in (run.manifest.data.accepted if run.manifest.data else [])
         ],
         headline=headline_rows(run),
-        sections=_embedded(run_sections(run), folder / "plots"),
+        sections=_embedded(run_sections(run), folder),
         settings=run.settings_text,
         versions=run.manifest.versions
         | {name: str(v) for name in ("seed", "threads") if (v := getattr(run.manifest, name)) is not None},
     )
-    return save(folder / "report.html", page)
+    return save(folder, "report.html", page)
 
 
 def write_comparison(folders: list[Path], out: Path) -> Path:
@@ -66,13 +67,13 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
 
     A run without a report of its own gets one, so that no link of the page is dead.
     """
-    if (out / "manifest.json").exists():
+    if is_run(out):
         raise UsageError(f"{out} is a run folder; its own report would be lost. Choose another folder.")
     groups = _groups(folders)
     for run in (run for group in groups for run in group.runs):
-        if not (run.folder / "report.html").exists():
+        if not RunFolder(run.folder).has("report.html"):
             write_report(run.folder)
-    tables.write_csv(tables.comparison(groups), out / "comparison.csv")
+    tables.write_csv(tables.comparison(groups), out, "comparison.csv")
     runs = [run for group in groups for run in group.runs]
     page = _render(
         "comparison.html.j2",
@@ -81,7 +82,7 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
         facts=[*common_facts(runs), plural(len(runs), "run")],
         modes=mode_meanings(groups),
         remarks=remarks(groups),
-        sections=_embedded(comparison_sections(groups), out / "plots"),
+        sections=_embedded(comparison_sections(groups), out),
         links=[
             {
                 "label": group.label,
@@ -92,7 +93,7 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
             for run in group.runs
         ],
     )
-    return save(out / "report.html", page)
+    return save(out, "report.html", page)
 
 
 def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ def _groups(folders: list[Path]) -> list[tables.Group]:
 
 
 def _embedded(sections: list[Section], folder: Path) -> list[dict[str, Any]]:
-    """Sections for the template; each picture also becomes a PNG file in `folder`."""
+    """Sections for the template; each picture also becomes a PNG file in plots/ of `folder`."""
     return [
         {
             "title": section.title,
@@ -122,7 +123,7 @@ def _embedded(sections: list[Section], folder: Path) -> list[dict[str, Any]]:
 
 def _embed(picture: Picture, folder: Path) -> dict[str, Any]:
     image = style.png(picture.figure)
-    save(folder / f"{picture.name}.png", image)
+    save(folder, f"plots/{picture.name}.png", image)
     width, height = struct.unpack(">II", image[16:24])  # the header chunk of every PNG
     return {
         "alt": picture.alt,

@@ -8,8 +8,12 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.store.events import Absent, Failure, TaskDone, Withheld, read_events
-from fedprotip.store.records import Manifest, Number, read_ledger, read_record, read_text
+from fedprotip.store.folder import GEOMETRY, MEMORY, RunFolder
+from fedprotip.store.records import Manifest, Number, read_ledger, read_manifest, read_record, read_text
 from fedprotip.store.results import Geometry, Memory, Summary
+
+READ = ("settings.toml", "summary.json", "events.jsonl", "ledger.jsonl", GEOMETRY, MEMORY)
+"""What a report is made of."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +38,29 @@ class RunData:
         """Read a run folder; RunError names the file that is missing or damaged."""
         if not folder.is_dir():
             raise RunError(f"{folder} is not a run folder: there is no such directory.")
+        manifest = read_manifest(folder / "manifest.json")
+        if manifest.status == "finished":
+            RunFolder(folder).require_intact(*READ)
         text = read_text(folder / "settings.toml")
         traffic: Counter[tuple[int, str, str]] = Counter()
         for line in read_ledger(folder / "ledger.jsonl"):
             traffic[line.task, line.direction, line.kind] += line.bytes
         events = list(read_events(folder / "events.jsonl"))
         tasks = {event.task: event for event in events if isinstance(event, TaskDone)}  # the last word on a task counts
-        geometry, memory = folder / "geometry.json", folder / "memory.json"
+        has = RunFolder(folder).has
         return cls(
             folder=folder,
             settings=_sections(text, folder / "settings.toml"),
             settings_text=text,
             summary=read_record(Summary, folder / "summary.json"),
-            manifest=read_record(Manifest, folder / "manifest.json"),
+            manifest=manifest,
             traffic=dict(traffic),
             tasks=[tasks[task] for task in sorted(tasks)],
             failures=[event for event in events if isinstance(event, Failure)],
             absences=[event for event in events if isinstance(event, Absent)],
             withheld=[event for event in events if isinstance(event, Withheld)],
-            geometry=read_record(Geometry, geometry) if geometry.exists() else None,
-            memory=read_record(Memory, memory) if memory.exists() else None,
+            geometry=read_record(Geometry, folder / GEOMETRY) if has(GEOMETRY) else None,
+            memory=read_record(Memory, folder / MEMORY) if has(MEMORY) else None,
         )
 
     @property
@@ -84,7 +91,7 @@ def average(values: list[Number]) -> Number:
 def _sections(text: str, path: Path) -> dict[str, dict[str, Any]]:
     try:
         sections = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
     if loose := [name for name, section in sections.items() if not isinstance(section, dict)]:
         raise RunError(f"{path} is damaged: {loose[0]} stands outside of all sections.")

@@ -193,13 +193,13 @@ def all_tables(run: RunData) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def write_csv(table: Table, path: Path) -> Path:
+def write_csv(table: Table, folder: Path, name: str) -> Path:
     """One table as CSV; numbers keep full precision, an empty cell is "not measured"."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(table.rows)
-    return save(path, text.getvalue())
+    return save(folder, name, text.getvalue())
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,37 @@
 """Files that are whole or absent: atomic writes, and tensors as bytes."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from fedprotip.errors import RunError
+from fedprotip.store.plain import PlainFolder
 
 Tensors = dict[str, Tensor]
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder."""
-    payload = data.encode() if isinstance(data, str) else data
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write a whole file or nothing."""
+    PlainFolder(path.parent).write(path.name, data)
 
 
 def serialise(tensors: Mapping[str, Tensor]) -> bytes:
     """The same tensors always give the same bytes."""
     return save_tensors({name: own_copy(tensors[name]) for name in sorted(tensors)})
+
+
+def parsed(data: bytes, where: str) -> Tensors:
+    """The tensors of `serialise`; RunError where they are none."""
+    try:
+        return parse_tensors(data)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise RunError(f"{where} is damaged: it holds no tensors ({type(error).__name__}).") from None
 
 
 def own_copy(tensor: Tensor) -> Tensor:
@@ -40,11 +41,6 @@ def own_copy(tensor: Tensor) -> Tensor:
 
 def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def hash_of_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

@@ -13,21 +13,36 @@ import fcntl
 import json
 import os
 import platform
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Annotated, Any, Literal
 
 import torch
-from safetensors.torch import load_file
+from pydantic import Field
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.files import Tensors, hash_of, hash_of_file, serialise, write_atomic
-from fedprotip.store.objects import ObjectFolder, sealed, unsealed
-from fedprotip.store.records import DataRecord, Manifest, read_json, read_record
-from fedprotip.store.results import Summary
+from fedprotip.store.events import read_events
+from fedprotip.store.files import Tensors, hash_of, parsed, serialise
+from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, unsealed
+from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
+from fedprotip.store.records import (
+    SEAL,
+    DataRecord,
+    Manifest,
+    read_json,
+    read_ledger,
+    read_manifest,
+    read_record,
+    seal_of,
+)
+from fedprotip.store.results import Geometry, Memory, Summary
+from fedprotip.store.scratch import sweep
+from fedprotip.store.site import check_site
 
 FORMAT = 2
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -37,8 +52,28 @@ READABLE = (1, FORMAT)
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 DATA = "data.safetensors"
+GEOMETRY, MEMORY = "geometry.json", "memory.json"
 ARTEFACTS = ("settings.toml", "summary.json", "plan.json", "*.safetensors")
-"""Files whose hashes the manifest holds."""
+"""Files whose hashes the manifest holds; once the run is finished, also those of the logs and of what was measured."""
+
+
+class CheckpointIndex(Index):
+    """`checkpoint/00000042.json`"""
+
+    clients: dict[str, ObjectName]  # "client/name" → its private state
+    logs: dict[Literal["events.jsonl", "ledger.jsonl"], Annotated[int, Field(ge=0)]]  # their lengths
+
+
+@dataclass(frozen=True)
+class Named:
+    """The objects that a checkpoint names."""
+
+    groups: set[str] = field(default_factory=set)
+    clients: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, index: CheckpointIndex) -> "Named":
+        return cls(index.names, set(index.clients.values()))
 
 
 @contextmanager
@@ -57,24 +92,30 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._checkpoints = path / "checkpoint"
-        self._objects = ObjectFolder(self._checkpoints / "objects")
+        self._files = PlainFolder(path)
+        self._checkpoints = self._files.inner("checkpoint")
+        self._objects = ObjectFolder(path / "checkpoint" / "objects", path)
         self._step = 0
-        self._named: dict[int, set[str]] = {}  # objects that each kept checkpoint names
+        self._named: dict[int, Named] = {}  # by the number of each checkpoint that is kept
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def create(cls, path: Path, settings_toml: str) -> "RunFolder":
-        """A new run in an empty or missing folder."""
+        """A new run in an empty or missing folder. It is locked from here until the end of `locked`, which follows."""
         run = cls(path)
         with explained(path):
-            if path.exists() and not (path.is_dir() and _is_blank(path)):
-                hint = f"continue it with: fedprotip resume {path}" if is_run(path) else "choose another with --out"
-                raise UsageError(f"The run folder {path} is not empty; {hint}.")
+            _refuse_unless_blank(path)
             run._objects.create()
-            for log in LOGS:
-                (path / log).touch()
-            run.write("settings.toml", settings_toml)
-            run.write_manifest("running", settings_toml)
+            run._hold()
+            try:
+                _refuse_unless_blank(path)  # another run may have begun here meanwhile
+                for log in LOGS:
+                    run._files.append(log, [])
+                run.write("settings.toml", settings_toml)
+                run.write_manifest("running", settings_toml)
+            except BaseException:
+                run._release()
+                raise
         return run
 
     @classmethod
@@ -85,11 +126,12 @@ class RunFolder:
         run = cls(path)
         raw = read_json(path / "manifest.json")
         if raw.get("format") not in ((FORMAT,) if to_continue else READABLE):
-            maker = dict(raw.get("versions") or {}).get("fedprotip", "unknown")
+            versions = raw.get("versions")
+            maker = versions.get("fedprotip", "unknown") if isinstance(versions, dict) else "unknown"
             does = f"continues format {FORMAT}" if to_continue else f"reads formats up to {FORMAT}"
             raise UsageError(
-                f"The run folder {path} has format {raw.get('format')}, this fedprotip {does}; "
-                f"use the version that made it ({maker})."
+                f"The run folder {path} has format {_brief(raw.get('format'))}, this fedprotip {does}; "
+                f"use the version that made it ({_brief(maker)})."
             )
         return run
 
@@ -98,7 +140,7 @@ class RunFolder:
 
     def manifest(self) -> Manifest:
         """What the run goes by; refuses one that lacks it."""
-        manifest = read_record(Manifest, self.path / "manifest.json")
+        manifest = read_manifest(self.path / "manifest.json")
         if not manifest.versions or "settings" not in manifest.model_fields_set:
             raise RunError(
                 f"{self.path / 'manifest.json'} is incomplete, or of an early version; remove {self.path}, "
@@ -108,12 +150,12 @@ class RunFolder:
 
     def summary(self) -> Summary:
         """The result of a finished run."""
-        if not (self.path / "summary.json").exists():
+        if not self._files.taken("summary.json"):
             raise RunError(f"{self.path} has no summary.json yet; finish it with: fedprotip resume {self.path}.")
         return read_record(Summary, self.path / "summary.json")
 
     def write(self, name: str, data: bytes | str) -> None:
-        write_atomic(self.path / name, data)
+        self._files.write(name, data)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -125,8 +167,9 @@ class RunFolder:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-        paths = (path for pattern in ARTEFACTS for path in sorted(self.path.glob(pattern)))
-        files = {path.name: hash_of_file(path) for path in paths}
+        patterns = (*ARTEFACTS, *LOGS, GEOMETRY, MEMORY) if status == "finished" else ARTEFACTS
+        names = (name for pattern in patterns for name in self._files.names(pattern) if self._files.has(name))
+        files = {name: self._files.hash(name) for name in names}
         files["settings.toml"] = hash_of(settings_toml.encode())
         own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
         known = self.manifest().data if is_run(self.path) else None
@@ -135,28 +178,30 @@ class RunFolder:
         )
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        self.write_json("manifest.json", manifest.plain())
+        plain = manifest.plain()
+        self.write_json("manifest.json", plain | {SEAL: seal_of(plain)})
 
     def read_data(self) -> tuple[dict[str, Any], Tensors]:
         """The fingerprint of the data and the table of samples behind it; empty: there is none, or it is damaged."""
-        manifest, path = self.manifest(), self.path / DATA
-        intact = path.exists() and hash_of_file(path) == manifest.files.get(DATA)
-        return manifest.data.model_dump() if manifest.data else {}, load_file(path) if intact else {}
+        manifest, table = self.manifest(), Tensors()
+        with suppress(RunError):
+            table = parsed(self.read_verified(DATA), DATA)
+        return manifest.data.model_dump() if manifest.data else {}, table
 
     def write_data(self, record: dict[str, Any], table: Tensors) -> None:
         """Write both, if they are new: the table first, then the manifest that vouches for it."""
         manifest, content = self.manifest(), serialise(table)
         files = manifest.files | {DATA: hash_of(content)}
         new = manifest.model_copy(update={"data": DataRecord.model_validate(record), "files": files})
-        if new != manifest or not (self.path / DATA).exists():
+        if new != manifest or not self._files.has(DATA):
             self.write(DATA, content)
             self._write_manifest(new)
 
-    def settings_toml(self, warn: Callable[[str], None] = lambda text: None) -> str:
+    def settings(self, warn: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
         """The settings of the run; refuses a settings.toml that was edited behind its back."""
         manifest, path = self.manifest(), self.path / "settings.toml"
         text = manifest.settings
-        found = hash_of(path.read_bytes()) if path.exists() else None
+        found = self._files.hash(path.name) if self._files.taken(path.name) else None
         if found == manifest.replaced or found is None:  # an extension stopped before it wrote the file
             self.write("settings.toml", text)
         elif found != hash_of(text.encode()):
@@ -164,41 +209,128 @@ class RunFolder:
         changed = [n for n in ("fedprotip", "torch", "numpy") if manifest.versions.get(n) != version(n)]
         if changed:
             warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
-        return text
+        return self.manifest_settings()
+
+    def manifest_settings(self) -> dict[str, Any]:
+        """The settings as the manifest has them."""
+        try:
+            return tomllib.loads(self.manifest().settings)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / 'manifest.json'} is damaged: its settings are no TOML ({error}).") from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time may continue a run."""
-        with open(self._checkpoints / "lock", "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another fedprotip process; wait for it or stop it.") from None
+        """Only one process at a time may be at work in a run folder."""
+        self._hold()
+        try:
             yield
+        finally:
+            self._release()
+
+    def _hold(self) -> None:
+        if self._lock is not None:  # since `create`
+            return
+        if "checkpoint" not in self._files.folders():
+            raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
+        lock = self._checkpoints.lockable("lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RunError(f"{self.path} is in use by another fedprotip process; wait for it or stop it.") from None
+        self._lock = lock
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def sweep(self) -> None:
+        """Remove what a process that was killed left behind for speed; the lock must be held."""
+        sweep(self._files)
+        if "clients" in self._files.folders():
+            sites = self._files.inner("clients")
+            sweep(sites)
+            for name in sites.folders():
+                sweep(sites.inner(name))
+
+    # What is intact
 
     def verify(self) -> dict[str, str]:
-        """Every file of the manifest: intact, changed or missing."""
-        state = {}
-        for name, expected in self.manifest().files.items():
-            path = self.path / name
-            found = hash_of_file(path) if path.exists() else None
-            state[name] = "missing" if found is None else "intact" if found == expected else "changed"
+        """Every file of the manifest: intact, changed, missing, or no file that a run would have written."""
+        return {name: self._state(name, expected) for name, expected in self.manifest().files.items()}
+
+    def _state(self, name: str, expected: str) -> str:
+        if not self._files.taken(name):
+            return "missing"
+        if not self._files.has(name):
+            return "not a plain file"
+        return "intact" if self._files.hash(name) == expected else "changed"
+
+    def examine(self) -> dict[str, str]:
+        """What else a later command would read: logs and geometry, checkpoints with their objects, clients' states."""
+        files, state = self.manifest().files, dict[str, str]()
+        readers: dict[str, Callable[[Path], Any]] = {
+            "events.jsonl": lambda path: [None for _ in read_events(path)],
+            "ledger.jsonl": lambda path: [None for _ in read_ledger(path)],
+            GEOMETRY: lambda path: read_record(Geometry, path),
+            MEMORY: lambda path: read_record(Memory, path),
+        }
+        for name, read in readers.items():
+            if name not in files and self._files.taken(name):
+                state[name] = _outcome(read, self.path / name)
+        if "checkpoint" in self._files.folders():
+            for name in self._checkpoints.names(INDEX):
+                state[f"checkpoint/{name}"] = _outcome(self._check_checkpoint, name)
+        if "clients" in self._files.folders():
+            sites = self._files.inner("clients")
+            for client in sites.folders("[0-9]*"):
+                state[f"clients/{client}"] = _outcome(check_site, sites.inner(client))
         return state
+
+    def _check_checkpoint(self, name: str) -> None:
+        index = self._read_index(name)
+        self._objects.verify(sorted({*index.names, *index.clients.values()}), mend=False)
+        self._check_logs(index.logs)
+
+    def require_intact(self, *names: str) -> None:
+        """Raise RunError unless these files of a finished run, or all, are those of its manifest.
+
+        The table of the data is only for words, and settings.toml has its own check (`settings`).
+        """
+        files = read_manifest(self.path / "manifest.json").files
+        for name in names or files.keys() - {DATA, "settings.toml"}:
+            if name in files and (state := self._state(name, files[name])) != "intact":
+                raise self._not_intact(name, state)
+
+    def _not_intact(self, name: str, state: str) -> RunError:
+        why = "was changed since the run ended (its hash does not fit)" if state == "changed" else f"is {state}"
+        return RunError(f"{self.path / name} {why}; put it back, or run it again.")
 
     def read_verified(self, name: str) -> bytes:
         """The content of a file of the manifest; one that is missing or changed is refused."""
         try:
-            data = (self.path / name).read_bytes()
+            data = self._files.read(name)
+        except FileNotFoundError:
+            raise self._not_intact(name, "missing") from None
         except OSError as error:
             raise RunError(f"{self.path / name} cannot be read: {error.strerror or error}.") from None
         if hash_of(data) != self.manifest().files.get(name):
-            raise RunError(f"{self.path / name} was changed since the run ended (its hash does not fit).")
+            raise self._not_intact(name, "changed")
         return data
+
+    def has(self, name: str) -> bool:
+        """Whether anything of this name is in the folder."""
+        return self._files.taken(name)
+
+    def remove(self, name: str) -> None:
+        self._files.remove(name)
 
     def append(self, log: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log; those after the last checkpoint are cut off on resume."""
-        with open(self.path / log, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        self._files.append(log, (json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    # Checkpoints
 
     def checkpoint(self, state: Mapping[str, Any], groups: Mapping[str, Tensors], store: ClientStore) -> None:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
@@ -206,14 +338,14 @@ class RunFolder:
             "state": dict(state),
             "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
             "clients": store.flush(),
-            "logs": {log: _synced_size(self.path / log) for log in LOGS},
+            "logs": {log: self._files.size(log, synced=True) for log in LOGS},
         }
-        names = _names(index)
-        self._objects.duplicate(sorted(names & self._named.get(self._step, set())))
+        named = Named(set(index["groups"].values()), set(index["clients"].values()))
+        self._objects.duplicate(sorted(named.groups & self._named.get(self._step, Named()).groups))
         self._step += 1
-        write_atomic(self._index_path(self._step), sealed(index))
+        self._checkpoints.write(_index_name(self._step), sealed(index))
         self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
-        self._named[self._step] = names
+        self._named[self._step] = named
         self._clean()
 
     def restore(
@@ -222,59 +354,93 @@ class RunFolder:
         """The newest good checkpoint (state, groups), or None when there is none yet.
 
         A damaged index or object is recognised by its hash; then the checkpoint before it is used and
-        `warn` says so.
+        `warn` says so. Private state of clients is kept once: where no checkpoint has all of it, clients go on
+        without what is lost, as one would that lost its folder, and `warn` says that.
         """
-        found = sorted(self._checkpoints.glob(INDEX), reverse=True)
-        for path in found:
+        found = sorted(self._checkpoints.names(INDEX), reverse=True)
+        partly: tuple[str, CheckpointIndex, dict[str, Tensors]] | None = None
+        for name in found:
             try:
-                index = unsealed(path.read_bytes())
-                self._objects.verify(sorted(_names(index)))
-                self._check_logs(index["logs"])
-            except (RunError, OSError, ValueError) as error:
-                warn(f"Checkpoint {path.name} is damaged ({error}); the one before it is used.")
+                index = self._read_index(name)
+                self._objects.verify(sorted(index.names))
+                self._check_logs(index.logs)
+                groups = {group: self._objects.read(obj) for group, obj in index.groups.items()}
+                partly = partly or (name, index, groups)
+                self._objects.verify(sorted(index.clients.values()))
+            except (RunError, OSError) as error:
+                warn(f"Checkpoint {name} is damaged ({error}); the one before it is used.")
                 continue
-            self._cut_logs(index["logs"])
-            self._step = int(path.stem)
-            self._named = {self._step: _names(index)} | self._older()
-            self._clean()
-            store.restore(index["clients"])
-            return index["state"], {name: self._objects.read(obj) for name, obj in index["groups"].items()}
+            return self._stand_at(name, index, groups, store)
+        if partly:
+            name, index, groups = partly
+            good = {key: obj for key, obj in index.clients.items() if self._is_good(obj)}
+            lost = sorted(index.clients.keys() - good.keys())
+            warn(f"So {name} is used after all, without what is lost: private state of clients ({', '.join(lost)}).")
+            return self._stand_at(name, index.model_copy(update={"clients": good}), groups, store)
         if found:
             raise RunError(f"No checkpoint of {self.path} can be read; start again with: fedprotip run.")
+        if self.manifest().status == "finished":
+            raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
         self._cut_logs(dict.fromkeys(LOGS, 0))
         self._clean()
         return None
 
-    def _older(self) -> dict[int, set[str]]:
+    def _stand_at(
+        self, name: str, index: CheckpointIndex, groups: dict[str, Tensors], store: ClientStore
+    ) -> tuple[dict[str, Any], dict[str, Tensors]]:
+        self._cut_logs(index.logs)
+        self._step = int(name[:8])
+        self._named = {self._step: Named.of(index)} | self._older()
+        self._clean()
+        store.restore(index.clients)
+        return index.state, groups
+
+    def _is_good(self, obj: str) -> bool:
+        try:
+            self._objects.verify([obj])
+        except RunError:
+            return False
+        return True
+
+    def _older(self) -> dict[int, Named]:
         """The objects of the checkpoint before the current one, kept in case the current one is damaged later."""
-        with suppress(RunError, OSError, ValueError):
-            return {self._step - 1: _names(unsealed(self._index_path(self._step - 1).read_bytes()))}
+        with suppress(RunError, OSError):
+            return {self._step - 1: Named.of(self._read_index(_index_name(self._step - 1)))}
         return {}
 
-    def _index_path(self, step: int) -> Path:
-        return self._checkpoints / f"{step:08d}.json"
+    def _read_index(self, name: str) -> CheckpointIndex:
+        return CheckpointIndex.model_validate(unsealed(self._checkpoints.read(name, TEXT)))
 
-    def _check_logs(self, sizes: Mapping[str, int]) -> None:
+    def _check_logs(self, sizes: Mapping[Any, int]) -> None:
         for log, size in sizes.items():
-            if (self.path / log).stat().st_size < size:
+            if self._files.size(log) < size:
                 raise RunError(f"{log} is shorter than it should be")
 
-    def _cut_logs(self, sizes: Mapping[str, int]) -> None:
+    def _cut_logs(self, sizes: Mapping[Any, int]) -> None:
         for log, size in sizes.items():
-            os.truncate(self.path / log, size)
+            self._files.cut(log, size)
 
     def _clean(self) -> None:
         """Remove every checkpoint, object and half-written file that is no longer needed."""
-        for path in self._checkpoints.glob(INDEX):
-            if int(path.stem) not in self._named:
-                path.unlink()
-        self._objects.keep_only(set().union(*self._named.values()))
-        for path in [*self._checkpoints.glob("*.tmp"), *self.path.glob("*.tmp")]:
-            path.unlink()
+        for name in self._checkpoints.names(INDEX):
+            if int(name[:8]) not in self._named:
+                self._checkpoints.remove(name)
+        kept = self._named.values()
+        groups = set[str]().union(*(named.groups for named in kept))
+        self._objects.keep_only(groups.union(*(named.clients for named in kept)), twice=groups)
+        for folder in (self._checkpoints, self._files):
+            for name in folder.names(f"*{UNFINISHED}"):
+                folder.remove(name)
 
 
 def is_run(path: Path) -> bool:
-    return (path / "manifest.json").is_file()
+    return os.path.lexists(path / "manifest.json")
+
+
+def _refuse_unless_blank(path: Path) -> None:
+    if path.exists() and not (path.is_dir() and _is_blank(path)):
+        hint = f"continue it with: fedprotip resume {path}" if is_run(path) else "choose another with --out"
+        raise UsageError(f"The run folder {path} is not empty; {hint}.")
 
 
 def _is_blank(path: Path) -> bool:
@@ -293,11 +459,20 @@ def free_path(base: Path) -> Path:
     return candidate
 
 
-def _names(index: Mapping[str, Any]) -> set[str]:
-    return {*index["groups"].values(), *index["clients"].values()}
+def _index_name(step: int) -> str:
+    return f"{step:08d}.json"
 
 
-def _synced_size(path: Path) -> int:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+def _outcome(check: Callable[[Any], Any], what: Any) -> str:
+    """intact, or what is wrong."""
+    try:
+        check(what)
+    except RunError as error:
+        return f"damaged: {str(error).rstrip('.')}"
+    except OSError as error:
+        return f"damaged: {error.strerror or error}"
+    return "intact"
+
+
+def _brief(value: Any) -> str:
+    return str(value)[:40]

@@ -31,8 +31,8 @@ def status_mb(key: str) -> float | None:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:")), None)
 
 
-def machine_bytes() -> int | None:
-    """All memory that processes can have here, swap included; None where the system does not say."""
+def machine_bytes() -> int:
+    """All memory that processes can have here, swap included; where the system does not say, more than any."""
     try:
         sizes = dict(line.split(":") for line in MACHINE.read_text().splitlines())
         most = sum(int(sizes[key].split()[0]) * 2**10 for key in ("MemTotal", "SwapTotal"))
@@ -40,11 +40,11 @@ def machine_bytes() -> int | None:
         try:
             most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
-            return None
+            return 2**63
     for limit in LIMITS:
         with suppress(OSError, ValueError):  # "max": none
             most = min(most, int(limit.read_text()))
-    return most if most > 0 else None
+    return most if most > 0 else 2**63
 
 
 def peak_rss_mb() -> float:

@@ -5,9 +5,10 @@ missing, of another kind or not finite is refused with a sentence; unknown field
 stay readable. What clients say is made printable and cut, here and nowhere else.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from fedprotip.errors import RunError
+from fedprotip.store.plain import PlainFolder, plain_name
 
 
 def shortened(text: str, most: int) -> str:
@@ -29,13 +31,7 @@ Reason = Annotated[str, AfterValidator(lambda text: shortened(text, 300))]
 Kind = Annotated[str, AfterValidator(lambda text: shortened(text, 100))]
 
 
-def _within(name: str) -> str:
-    if name != Path(name).name:
-        raise ValueError(f"{name!r} is not the name of a file of the folder")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_within)]
+FileName = Annotated[str, AfterValidator(plain_name)]
 
 
 def finite(value: float) -> Number:
@@ -133,20 +129,36 @@ class Manifest(Record):
         return self.model_dump(exclude_none=True)
 
 
+SEAL = "seal"
+"""The last entry of `manifest.json`: the hash of all others. Folders from before have none."""
+
 R = TypeVar("R", bound=Record)
 
 
 def read_text(path: Path) -> str:
     with _explained(path):
-        return path.read_text(encoding="utf-8")
+        return PlainFolder(path.parent).text(path.name)
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Any JSON; RunError says in a few words what is wrong with it."""
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise RunError(f"it is not valid JSON (line {error.lineno})") from None
+    except RecursionError:
+        raise RunError("its JSON is nested too deeply") from None
+    except ValueError:  # a number of thousands of digits, text that is none
+        raise RunError("it is not valid JSON") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file; RunError says what is wrong with it."""
+    text = read_text(path)
     try:
-        found = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged: it is not valid JSON (line {error.lineno}).") from None
+        found = parse_json(text)
+    except RunError as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
     if not isinstance(found, dict):
         raise RunError(f"{path} is damaged: it is not a JSON object.")
     return found
@@ -161,13 +173,27 @@ def read_record(record: type[R], path: Path) -> R:
         raise RunError(f"{path} is damaged: {error}") from None
 
 
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a file; one that is not as it was written is refused."""
+    raw = read_json(path)
+    if SEAL in raw and raw[SEAL] != seal_of(raw):
+        raise RunError(f"{path} is damaged: it was changed since it was written (its own hash does not fit).")
+    return read_record(Manifest, path)
+
+
+def seal_of(raw: Mapping[str, Any]) -> str:
+    """SHA-256 of all entries of a manifest but the seal, which recognises damage; whoever forges can forge it too."""
+    rest = {key: value for key, value in raw.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def read_lines(path: Path, record: Callable[[dict[str, Any]], R]) -> Iterator[R]:
     """The records of a log, one by one; RunError names the file and the line."""
-    with _explained(path), path.open(encoding="utf-8") as lines:
-        for number, text in enumerate(lines, start=1):
+    with _explained(path):
+        for number, text in enumerate(PlainFolder(path.parent).lines(path.name), start=1):
             try:
-                raw = json.loads(text)
-            except json.JSONDecodeError:
+                raw = parse_json(text)
+            except RunError:
                 raw = None
             if not isinstance(raw, dict):
                 raise RunError(f"{path} is damaged: line {number} is not a JSON object.")

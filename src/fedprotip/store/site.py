@@ -11,8 +11,21 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.store.clients import ClientStore, StoreError
-from fedprotip.store.files import Tensors, write_atomic
-from fedprotip.store.objects import ObjectFolder, sealed, unsealed
+from fedprotip.store.files import Tensors
+from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, unsealed
+from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
+
+STEP = r"[0-9]{8}\.json"
+
+
+class SiteIndex(Index):
+    """The state of a client after a question."""
+
+    private: dict[str, ObjectName]
+
+    @property
+    def names(self) -> set[str]:
+        return super().names | set(self.private.values())
 
 
 class SiteFolder:
@@ -20,13 +33,14 @@ class SiteFolder:
 
     def __init__(self, path: Path, budget_mb: int = 64) -> None:
         self.path = path
-        self._objects = ObjectFolder(path / "objects")
+        self._files = PlainFolder(path, path.parent)
+        self._objects = ObjectFolder(path / "objects", path.parent)
         self._objects.create()
         self.store = ClientStore(self._objects, budget_mb * 2**20)
 
     def steps(self) -> list[int]:
         """The questions whose states are here, in order."""
-        return sorted(int(path.stem) for path in self.path.iterdir() if re.fullmatch(r"\d{8}\.json", path.name))
+        return sorted(int(name[:8]) for name in self._files.names() if re.fullmatch(STEP, name))
 
     def save(self, step: int, state: Mapping[str, Any], groups: Mapping[str, Tensors], keep: int) -> None:
         """The state after a question; those older than the newest one up to `keep` are forgotten."""
@@ -36,7 +50,7 @@ class SiteFolder:
                 "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
                 "private": self.store.flush(),
             }
-            write_atomic(self._place(step), sealed(index))
+            self._files.write(_name(step), sealed(index))
         except OSError as error:
             raise StoreError(error.errno, error.strerror) from error
         needed = max((old for old in self.steps() if old <= keep), default=0)
@@ -48,12 +62,15 @@ class SiteFolder:
         What came after that question is forgotten: the server has gone back and asks anew.
         """
         index = self._index(step)
-        if index is None or not self._intact([*index["groups"].values(), *index["private"].values()]):
+        if index is None or not self._intact(index.names):
             return None
-        groups = {name: self._objects.read(name_of) for name, name_of in index["groups"].items()}
+        try:
+            groups = {name: self._objects.read(name_of) for name, name_of in index.groups.items()}
+        except RunError:
+            return None
         self._forget(lambda other: other > step)
-        self.store.restore(index["private"])
-        return index["state"], groups
+        self.store.restore(index.private)
+        return index.state, groups
 
     def keep_private(self, before: int) -> None:
         """Take up the newest good private state of a question before this one, and forget what came later.
@@ -63,8 +80,8 @@ class SiteFolder:
         self._forget(lambda step: step >= before)
         for step in reversed(self.steps()):
             index = self._index(step)
-            if index is not None and self._intact(index["private"].values()):
-                self.store.restore(index["private"])
+            if index is not None and self._intact(index.private.values()):
+                self.store.restore(index.private)
                 return
         self.store.restore({})
 
@@ -75,20 +92,34 @@ class SiteFolder:
             return False
         return True
 
-    def _index(self, step: int) -> dict[str, Any] | None:
+    def _index(self, step: int) -> SiteIndex | None:
         try:
-            return unsealed(self._place(step).read_bytes())
-        except (RunError, OSError, ValueError):
+            return self._read(step)
+        except (RunError, OSError):
             return None
+
+    def _read(self, step: int) -> SiteIndex:
+        return _read(self._files, _name(step))
 
     def _forget(self, which: Callable[[int], bool]) -> None:
         gone = [step for step in self.steps() if which(step)]
         if not gone:
             return
-        for step in gone:
-            self._place(step).unlink()
+        for name in [*map(_name, gone), *self._files.names(f"*{UNFINISHED}")]:
+            self._files.remove(name)
         left = [index for step in self.steps() if (index := self._index(step))]
-        self._objects.keep_only({name for i in left for name in [*i["groups"].values(), *i["private"].values()]})
+        self._objects.keep_only({name for index in left for name in index.names})
 
-    def _place(self, step: int) -> Path:
-        return self.path / f"{step:08d}.json"
+
+def check_site(folder: PlainFolder) -> None:
+    """Raise RunError where the newest state of a client's folder is not whole; nothing is written."""
+    for name in [name for name in folder.names() if re.fullmatch(STEP, name)][-1:]:
+        ObjectFolder(folder.path / "objects", folder.top).verify(sorted(_read(folder, name).names), mend=False)
+
+
+def _read(folder: PlainFolder, name: str) -> SiteIndex:
+    return SiteIndex.model_validate(unsealed(folder.read(name, TEXT)))
+
+
+def _name(step: int) -> str:
+    return f"{step:08d}.json"

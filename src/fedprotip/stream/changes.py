@@ -44,7 +44,7 @@ def check_data(
     Returns what `RunFolder.write_data` is to write: what the data is now, and what was accepted so far.
     """
     record, tensors = folder.read_data()
-    table = Table.of(tensors) if tensors else None
+    table = Table.recall(tensors)
     now = take(stream, table, note)
     found, never = changes(record, table, now, at) if record else ([], "")
     told = f"The data of {folder.path} is not what it was: {'; '.join(found)}"

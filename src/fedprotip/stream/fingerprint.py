@@ -66,6 +66,14 @@ class Table:
         return found
 
     @classmethod
+    def recall(cls, tensors: Tensors) -> "Table | None":
+        """The table of a run folder; None where there is none, or none that can be read."""
+        try:
+            return cls.of(tensors) if tensors else None
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
+            return None
+
+    @classmethod
     def of(cls, tensors: Tensors) -> "Table":
         parts = {}
         for part in PARTS:

@@ -4,6 +4,7 @@
 neither the training data nor the training settings.
 """
 
+import math
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +18,8 @@ from fedprotip.stream.transforms import enlarge
 Options = dict[str, bool | int | float | str]
 Shape = tuple[int, int, int]
 """(channels, height, width)"""
+LARGEST = 2**22
+"""Numbers of the largest image that a model takes; those of a dataset may be larger, and are made smaller."""
 
 
 class WayPlan(Section):
@@ -57,6 +60,18 @@ class Pixels(Section):
     mean: tuple[float, ...] = Field(description="Of every channel or of all, for values from 0 to 1; likewise std.")
     std: tuple[float, ...]
 
+    @model_validator(mode="after")
+    def _is_possible(self) -> "Pixels":
+        for name, shape, most in (("shape", self.shape, LARGEST), ("given", self.given, 16 * LARGEST)):
+            if min(shape) < 1 or math.prod(shape) > most:
+                raise ValueError(f"{name} = {shape} is no image, or has more than {most:,} numbers")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.shape[0]) or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} = {values} does not fit {self.shape[0]} channels")
+        if min(self.std) <= 0:
+            raise ValueError(f"std = {self.std} is not above 0")
+        return self
+
     def normalised(self, scaled: Tensor) -> Tensor:
         """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
         if scaled.shape[1:] != self.shape:
@@ -86,3 +101,14 @@ class Plan(Section):
     model: ModelSettings = Field(description="What rebuilds the backbone; its weights are a file of the run folder.")
     seed: int
     answering: Answering
+
+    @model_validator(mode="after")
+    def _every_class_has_a_name(self) -> "Plan":
+        if not self.tasks:
+            raise ValueError("there is no task")
+        for task in self.tasks:
+            if not task.classes or len(set(task.classes)) < len(task.classes):
+                raise ValueError(f"the task {task.name!r} has no classes, or one of them twice")
+            if min(task.classes) < 0 or max(task.classes) >= len(self.classes):
+                raise ValueError(f"the task {task.name!r} has a class without a name")
+        return self

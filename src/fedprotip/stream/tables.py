@@ -122,7 +122,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as packed:
             unpacked = sum(entry.file_size for entry in packed.infolist())
-        if most is not None and unpacked > most:
+        if unpacked > most:
             raise UsageError(
                 f"{path} would unpack to {unpacked:,} bytes, and this machine has {most:,}; make it smaller."
             )

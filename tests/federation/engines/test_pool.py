@@ -1,6 +1,5 @@
 """Clients in worker processes: the bytes of the local engine, whoever trains whom, and nothing is left behind."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,7 @@ from fedprotip.settings import KNOWN, to_toml
 from fedprotip.store.files import hash_of
 from fedprotip.stream import build_stream
 from tests.sites import through
-from tests.small import results, small
+from tests.small import forged, results, small
 
 pytestmark = pytest.mark.slow  # processes are started again and again; the conformance suite has the pool in short
 FIVE = {"count": 5, "alpha": 0.3}  # uneven: clients finish in another order than they begin
@@ -93,12 +92,12 @@ def interrupt(after, act):
 
 def set_workers(folder, count):
     """As if the run had begun with another number of workers."""
-    path, manifest = folder / "settings.toml", json.loads((folder / "manifest.json").read_text())
+    path = folder / "settings.toml"
     text = path.read_text().replace("\nworkers = 2\n", f"\nworkers = {count}\n")
     assert text != path.read_text()
     path.write_text(text)
-    manifest["settings"], manifest["files"]["settings.toml"] = text, hash_of(text.encode())
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with forged(folder) as manifest:
+        manifest["settings"], manifest["files"]["settings.toml"] = text, hash_of(text.encode())
 
 
 @pytest.mark.slow

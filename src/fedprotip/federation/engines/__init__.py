@@ -11,6 +11,7 @@ from fedprotip.federation.server import Server
 from fedprotip.models import build_network
 from fedprotip.settings import Settings
 from fedprotip.store.clients import ClientStore
+from fedprotip.store.plain import PlainFolder
 from fedprotip.store.site import SiteFolder
 
 SITES = "clients"
@@ -24,8 +25,7 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
         plain = settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
         network = build_network(plain, stream.dataset.image_shape, server.method.routes).to(server.site.device)
         return LocalEngine(server, network, store, server.cache)
-    sites = folder / SITES
-    sites.mkdir(exist_ok=True)
+    sites = PlainFolder(folder).inner(SITES).make().path
     return PoolEngine(stream, settings, sites) if settings.run.engine == "pool" else ApartEngine(stream, sites)
 
 

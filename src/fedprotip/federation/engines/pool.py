@@ -6,7 +6,6 @@ are there. What passes through the pipe is what would pass over a network: parce
 
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -33,6 +32,7 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.settings import Settings, to_toml
 from fedprotip.store.clients import StoreError
 from fedprotip.store.files import hash_of
+from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import loader_of
 from fedprotip.stream.holdings import Holding
@@ -56,7 +56,7 @@ class PoolEngine:
         """`folder`: holds a folder for every client."""
         self._stream, self._settings, self._folder = stream, settings, folder
         self._workers: list[Worker] = []
-        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self._files: Scratch | None = None
         self._home: dict[int, Worker] = {}  # client → the worker that holds it
 
     def ask(self, requests: Iterable[Request]) -> Iterator[Reply]:
@@ -92,17 +92,17 @@ class PoolEngine:
         for worker in workers:
             worker.end()
         if self._files:
-            self._files.cleanup()
+            self._files.close()
             self._files = None
 
     def _start(self) -> None:
         settings, count = self._settings, useful_workers(self._settings, self._stream)
-        self._files = tempfile.TemporaryDirectory(prefix="fedprotip-", dir=self._folder, ignore_cleanup_errors=True)
+        self._files = Scratch(self._folder)
         what = {
             "settings": to_toml(settings),
             "threads": max(1, torch.get_num_threads() // count),
             "cache_mb": -(-settings.run.cache_mb // count),
-            "files": self._files.name,
+            "files": str(self._files.path),
             "clients": str(self._folder),
             "modules": modules_of(settings),
         }
