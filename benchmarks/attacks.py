@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "stream": {"tasks": 5, "task_size": 2},
     "clients": {"count": 5, "held_back": 0.1},
     "model": {"width": 128, "depth": 2},
-    "train": {"rounds": 5, "epochs": 2, "batch": 16, "lr": 0.05},
+    "train": {"rounds": 3, "epochs": 2, "batch": 16, "lr": 0.05},
     "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy"},
     "run": {"threads": 1, "checkpoint": 1000},
 }
@@ -185,6 +185,6 @@ def _possible(aggregate: str, overrides: tuple[str, ...]) -> bool:
 def _code(overrides: tuple[str, ...]) -> str:
     """Recognises what finished cells depend on."""
     package, here = Path(fedprotip.__file__).parent, Path(__file__).parent
-    files = [*sorted(package.rglob("*.py")), here / "attacks.py", *sorted(here.glob("hostile*.py"))]
+    files = [*sorted(package.rglob("*.py")), here / "attacks.py", *sorted(here.glob("hostile/*.py"))]
     texts = [file.read_bytes() for file in files] + [json.dumps(overrides).encode()]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
