@@ -149,6 +149,7 @@ def run(cell: Cell, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
         try:
             summary = fedprotip.run(SETTINGS, changes, path)
             found |= {mode: summary["accuracy"][mode] for mode in MODES}
+            found["routers"] = {way: figures["single"] for way, figures in summary["routers"].items()}
         except FedprotipError as error:
             found["ended"] = f"it stopped: {error}"
         except Exception as error:

@@ -134,3 +134,10 @@ def layers_that_are_not_there(message: Message, scene: Scene) -> Said:
     names = [name for name in message.tensors if name != "routing"]
     kept = {name: tensor for name, tensor in message.tensors.items() if name not in names[:1]}
     return with_tensors(message, kept | {"99.weight": torch.eye(3)})
+
+
+@attack(BASIS)
+def energies_1e30(message: Message, scene: Scene) -> Said:
+    """Singular values so large that no other client's directions count; where bases are merged by energy."""
+    sizes = {name: tensor.clamp_min(1) * 1e30 for name, tensor in message.tensors.items() if name.startswith("sigma/")}
+    return with_tensors(message, message.tensors | sizes)

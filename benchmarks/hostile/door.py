@@ -31,6 +31,8 @@ MODEL, STATISTICS, BASIS, REFERENCE, CALIBRATION, PRESENCE = (
 )
 EVERY = (MODEL, STATISTICS, BASIS, REFERENCE, CALIBRATION)
 """Exchanges in which a client that is present says something; who lies about presence too is asked nothing more."""
+ALIKE = {"start": STATISTICS}
+"""Questions that are attacked like another one."""
 LONG = 100_000
 """Letters of a name that is to fill the logs."""
 
@@ -132,12 +134,13 @@ class Infiltrated:
 
     def _answer(self, request: Request) -> Message:
         ask, poisons = Ask.of(request.parcel[0]), self._attack.poison
-        with poisons(self._server) if ask.exchange in self._attack.on else nullcontext():
+        attacked = ALIKE.get(ask.exchange, ask.exchange) in self._attack.on
+        with poisons(self._server) if attacked else nullcontext():
             (reply,) = self._inner.ask([request])
         if reply.message is None:
             raise RuntimeError(reply.error)
         self._past.setdefault(ask.exchange, []).append(reply.message)
-        if ask.exchange not in self._attack.on:
+        if not attacked:
             return reply.message
         made = self._say(reply.message, ask)
         if made.kind == LOST and ask.since is not None:  # as an engine with real clients does

@@ -163,4 +163,4 @@ def classes_it_does_not_have(message: Message, scene: Scene) -> Said:
 @attack(STATISTICS)
 def replayed_statistics(message: Message, scene: Scene) -> Said:
     """What it told about the first task, in every task."""
-    return scene.past[STATISTICS][0]
+    return scene.past[scene.ask.exchange][0]

@@ -222,7 +222,7 @@ def stale_model(message: Message, scene: Scene) -> Said:
 @attack(MODEL)
 def norms_of_negative_variance(message: Message, scene: Scene) -> Said:
     """Running variances of norm layers below zero, and counters at their end; a model without norm layers is honest."""
-    changed = {name: -100 * tensor for name, tensor in message.tensors.items() if name.endswith("running_var")}
+    changed = {name: -100 * tensor.abs() for name, tensor in message.tensors.items() if name.endswith("running_var")}
     ends = {
         name: torch.full_like(tensor, 2**63 - 1)
         for name, tensor in message.tensors.items()
