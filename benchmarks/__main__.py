@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these three, or of attacks"
     )
     add("--against", type=Path, metavar="CHECKOUT", help="round and task beside the code of another checkout")
-    add("--only", default="*", metavar="PATTERN", help="attacks whose names are like this")
+    add("--only", default="*", metavar="PATTERNS", help="attacks whose names are like one of these (a,b)")
     given = parser.parse_args(arguments)
     names: list[str] = given.names or list(COMPARED if given.against else BENCHMARKS)
     for name in set(names) - set(BENCHMARKS | CAMPAIGNS):

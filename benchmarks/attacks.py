@@ -24,7 +24,8 @@ import torch
 import fedprotip
 from benchmarks import hostile, runs
 from benchmarks.harness import Bench, Case, Figure
-from fedprotip import FedprotipError, UsageError, api
+from fedprotip import FedprotipError, RunError, UsageError, api
+from fedprotip.settings import load
 
 SETTINGS: dict[str, Any] = {
     "stream": {"tasks": 5, "task_size": 2},
@@ -56,20 +57,24 @@ def attacks(
     bench: Bench,
     seeds: tuple[int, ...] = (0, 1, 2),
     aggregates: tuple[str, ...] = tuple(BARS),
-    only: str = "*",  # attacks by name pattern
+    only: str = "*",  # attacks by name patterns, with commas between
     overrides: tuple[str, ...] = (),
     kept: Path | None = None,  # finished cells, one per line
     workers: int = os.cpu_count() or 1,
 ) -> None:
     """One hostile client of five: points of accuracy that each attack costs, and what the server noticed."""
-    names = [name for name in hostile.ATTACKS if name != hostile.HONEST.name and fnmatchcase(name, only)]
+    names = [name for name in hostile.ATTACKS if any(fnmatchcase(name, like.strip()) for like in only.split(","))]
+    names = [name for name in names if name != hostile.HONEST.name]
     if not names:
         raise UsageError(f"No attack is named like {only!r}; there are: {', '.join(hostile.ATTACKS)}.")
-    known = [aggregate for aggregate in aggregates if _possible(aggregate, overrides)]
+    load(SETTINGS, overrides)
+    known = [aggregate for aggregate in aggregates if _possible(aggregate)]
     cells = [Cell(name, how, seed) for seed in seeds for how in known for name in ("", hostile.HONEST.name, *names)]
     found = done(cells, overrides, kept or bench.folder / "cells.jsonl", workers, bench.say)
     for how in known:
         plain, door = ([found[Cell(name, how, seed)] for seed in seeds] for name in ("", hostile.HONEST.name))
+        for ended in filter(None, (run["ended"] for run in plain)):
+            raise RunError(f"The honest run: {ended}")
         worst = max(abs(a[mode] - b[mode]) for a, b in zip(plain, door, strict=True) for mode in MODES)
         seconds = {"honest": sum(run["seconds"] for run in plain), "by the door": sum(run["seconds"] for run in door)}
         case = Case(how, ("points that the door itself costs", worst, 0.0), seconds, {}, {})
@@ -175,11 +180,12 @@ def _aggregate(name: str) -> list[str]:
     return [] if name == "mean" else [f"train.aggregate={name}"]
 
 
-def _possible(aggregate: str, overrides: tuple[str, ...]) -> bool:
+def _possible(aggregate: str) -> bool:
+    """Whether the settings know it."""
     try:
-        api.settings_file.load(SETTINGS, [*overrides, *_aggregate(aggregate)])
+        load(SETTINGS, _aggregate(aggregate))
     except UsageError:
-        return aggregate == "mean"  # then the overrides are wrong, and the run says so
+        return False
     return True
 
 

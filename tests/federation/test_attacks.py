@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 import fedprotip
-from benchmarks import hostile
+from benchmarks import attacks, hostile
 from benchmarks.attacks import CLIENT, LINE
+from benchmarks.harness import Bench
 from benchmarks.hostile import ATTACKS, EVERY, HONEST, Attack
+from fedprotip import UsageError
 from tests.small import quick, results
 
 TINY = {
@@ -157,3 +159,64 @@ def test_no_attack_ends_a_run(tmp_path, monkeypatch, name):
     found = attacked(tmp_path / "r", name, "stream.tasks=2")
     assert not found.blamed
     assert found.named or not ATTACKS[name].refused
+
+
+COSTLY = {
+    *("weights_times_100", "weights_times_minus_3", "update_times_1e6", "zero_weights", "samples_1e12"),
+    *("samples_1e12_negated", "counts_1e9", "features_times_1000", "sums_negated", "rest_list"),
+}
+"""What still costs more than the bar."""
+NAMED = (*sorted(COSTLY), "kind_of_100_kB", "withheld_1e308", "replayed_statistics", "losses_for_sure_answers")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """The attacks that were found first, one seed, as `python -m benchmarks attacks` runs them: its figures."""
+    bench = Bench("attacks", tmp_path_factory.mktemp("campaign"), 1, {})
+    attacks.attacks(bench, seeds=(0,), aggregates=("mean",), only=",".join(NAMED), workers=1)
+    bench.refuse_disagreement()
+    return bench.figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.xfail(strict=True) if n in COSTLY else ()) for n in NAMED]
+)
+def test_no_attack_costs_more_than_its_bar(campaign, name):
+    figures = [figure for figure in campaign if f" {name} " in f"{figure.name} "]
+    assert figures
+    assert {figure.verdict for figure in figures} == {"met"}
+
+
+def test_the_campaign_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    """Finished cells are read from the file; those of other code or other settings are not."""
+    done = []
+
+    def run(cell, overrides):
+        done.append(cell.attack)
+        ended = "it crashed: OSError: disk" if cell.attack == "sign_flip" else ""
+        accuracy = {} if ended else {"aware": 90.0 - 20 * (cell.attack == "zero_weights"), "single": 80.0}
+        return {"ended": ended, "told": {"failure: x": 1}, "blamed": 0, "longest": 9, "seconds": 0.1, **accuracy}
+
+    monkeypatch.setattr(attacks, "run", run)
+    kept, sizes = tmp_path / "cells.jsonl", {"seeds": (0,), "aggregates": ("mean",), "workers": 1}
+    for only, new in (("zero_weights", 3), ("zero_weights,sign_flip", 1), ("zero_weights", 0)):
+        bench = Bench("attacks", tmp_path, 1, {})
+        attacks.attacks(bench, only=only, kept=kept, **sizes)
+        assert len(done) == new
+        done.clear()
+        costs = [figure for figure in bench.figures if "zero_weights" in figure.name]
+        assert [(figure.value, figure.bar, figure.verdict) for figure in costs] == [(20.0, 10.0, "not met")]
+        ended = [figure.verdict for figure in bench.figures if "sign_flip" in figure.name]
+        assert ended == ["not met"] * ("sign_flip" in only)
+    bench = Bench("attacks", tmp_path, 1, {})
+    attacks.attacks(bench, only="zero_weights", kept=kept, overrides=("train.lr=1",), **sizes)
+    assert len(done) == 3
+    with pytest.raises(UsageError, match="No attack is named like 'zero'"):
+        attacks.attacks(bench, only="zero", **sizes)
+
+
+def test_settings_that_are_refused_end_the_campaign(tmp_path):
+    bench, sizes = Bench("attacks", tmp_path, 1, {}), {"seeds": (0,), "aggregates": ("mean", "mode"), "workers": 1}
+    with pytest.raises(UsageError, match=r"^train.rate is not a setting"):
+        attacks.attacks(bench, only="zero_weights", overrides=("train.rate=1",), **sizes)
