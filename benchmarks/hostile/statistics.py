@@ -164,3 +164,26 @@ def classes_it_does_not_have(message: Message, scene: Scene) -> Said:
 def replayed_statistics(message: Message, scene: Scene) -> Said:
     """What it told about the first task, in every task."""
     return scene.past[scene.ask.exchange][0]
+
+
+@attack(STATISTICS, needs_robust=True)
+def means_of_an_earlier_task(message: Message, scene: Scene) -> Said:
+    """Its own counts, with class means of the first task, which it was told: new classes look like old ones."""
+    counts, sums, moment = parts(message)
+    known = scene.site.known
+    if "statistics/sums" not in known:
+        return message
+    means = (known["statistics/sums"] / known["statistics/counts"].clamp_min(1)[:, None])[: len(counts)]
+    weights = counts.double()[:, None]
+    scatter = moment - sums.T @ (sums / weights.clamp_min(1))
+    return statistics(message, counts, weights * means, scatter + means.T @ (weights * means))
+
+
+@attack(STATISTICS, needs_robust=True)
+def all_in_the_rarest_class(message: Message, scene: Scene) -> Said:
+    """All its samples under the name of the class that it has least of."""
+    counts, sums, moment = parts(message)
+    rarest = int(counts.argmin())
+    one = torch.zeros_like(counts), torch.zeros_like(sums)
+    one[0][rarest], one[1][rarest] = counts.sum(), sums.sum(0)
+    return statistics(message, *one, moment)

@@ -60,7 +60,12 @@ several(
 several(
     (MODEL,),
     "The step from the received model, turned round or made up at honest size",
-    {"sign_flip": update_times(-1), "free_rider": update_times(0), "update_times_3": update_times(3)},
+    {
+        "sign_flip": update_times(-1),
+        "free_rider": update_times(0),
+        "update_times_3": update_times(3),
+        "update_times_minus_2": update_times(-2),
+    },
     needs_robust=True,
 )
 several(
@@ -197,6 +202,18 @@ def a_little_is_enough(message: Message, scene: Scene) -> Said:
         return honest - 1.5 * spread * honest.sign()
 
     return moved(message, scene, step)
+
+
+@attack(MODEL)
+def longer_every_round(message: Message, scene: Scene) -> Said:
+    """Against its step, and twice as far with every round, so that its own past excuses it."""
+    return moved(message, scene, lambda step, _: -(2.0 ** (scene.ask.round or 0)) * step)
+
+
+@attack(MODEL, needs_robust=True)
+def only_head_turned(message: Message, scene: Scene) -> Said:
+    """The step of the new head negated and three times as long, that of the backbone as it is."""
+    return moved(message, scene, lambda step, name: -3 * step if name.startswith("heads.") else step)
 
 
 @attack(MODEL)
