@@ -30,7 +30,7 @@ TINY = {
 }
 TASKS, ROUNDS = TINY["stream"]["tasks"], TINY["train"]["rounds"]
 OPEN = {
-    *("weights_times_1e6", "update_times_1e6", "everything_largest"),
+    *("weights_times_1e6", "update_times_1e6", "everything_largest", "samples_1e12_zero_weights"),
     *("rest_list", "rest_text", "rest_none", "rest_of_texts", "rest_of_five"),
     *("meta_infinity", "meta_texts", "meta_lists", "meta_nothing"),
     "moment_with_huge_products",
