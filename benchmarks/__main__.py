@@ -4,6 +4,7 @@ python -m benchmarks                                       # all benchmarks, one
 python -m benchmarks project merge --quick                 # some of them, smaller, in less than a minute each
 python -m benchmarks task --data ~/data --set model.weights=resnet18.safetensors --json task.json
 python -m benchmarks task round --against ../before        # beside the code of another checkout
+python -m benchmarks attacks --json attacks.json           # what a hostile client can do: hours, and only when named
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evaluate, extract, growth, merging, project, resume, second_task
+from benchmarks import attacks, evaluate, extract, growth, merging, project, resume, second_task
 from benchmarks.harness import Bench, this_machine
 from benchmarks.second_task import Size
 from fedprotip import FedprotipError
@@ -24,6 +25,8 @@ _ALL = (extract.extract, project.project, merging.merge, merging.average, second
 BENCHMARKS: dict[str, Callable[..., None]] = {
     function.__name__: function for function in (*_ALL, evaluate.evaluate, growth.clients, growth.tasks, resume.resume)
 }
+CAMPAIGNS: dict[str, Callable[..., None]] = {"attacks": attacks.attacks}
+"""What is measured only when it is named."""
 QUICK: dict[str, dict[str, Any]] = {
     "extract": {"images": 128, "columns": 128},
     "project": {"shares": (0.1,)},
@@ -35,6 +38,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "clients": {"clients": (10, 100), "width": 256, "samples": 400},
     "tasks": {"tasks": 24, "rounds": 2, "epochs": 2},
     "resume": {"size": Size(8, 5)},
+    "attacks": {"seeds": (0,), "aggregates": ("mean", "median")},
 }
 FULL = {"round": {"size": Size(200, 5, 2)}, "task": {"size": Size()}, "resume": {"size": Size(test=5)}}
 RUNS, COMPARED = tuple(FULL), ("round", "task")
@@ -43,27 +47,30 @@ ONCE = ("clients", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    listed = "\n".join(f"  {name:9} {_title(function)}" for name, function in BENCHMARKS.items())
+    listed = "\n".join(f"  {name:9} {_title(function)}" for name, function in (BENCHMARKS | CAMPAIGNS).items())
     parser = argparse.ArgumentParser(
         "python -m benchmarks", epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="benchmarks; without, all")
+    add("names", nargs="*", metavar="NAME", help="benchmarks; without, all but attacks")
     add("--quick", action="store_true", help="smaller inputs, under a minute each; too small for the bars")
     add("--repeats", type=int, metavar="N", help="how often sides take turns")
     add("--json", type=Path, metavar="FILE", help="write the results there too")
     add("--data", type=Path, metavar="DIR", help="folder with CIFAR-100, for round, task and resume")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these three")
+    add(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these three, or of attacks"
+    )
     add("--against", type=Path, metavar="CHECKOUT", help="round and task beside the code of another checkout")
+    add("--only", default="*", metavar="PATTERNS", help="attacks whose names are like one of these (a,b)")
     given = parser.parse_args(arguments)
     names: list[str] = given.names or list(COMPARED if given.against else BENCHMARKS)
-    for name in set(names) - set(BENCHMARKS):
-        parser.error(f"{name!r} is not a benchmark; {nearest(name, BENCHMARKS)}.")
+    for name in set(names) - set(BENCHMARKS | CAMPAIGNS):
+        parser.error(f"{name!r} is not a benchmark; {nearest(name, BENCHMARKS | CAMPAIGNS)}.")
     if given.data:
         given.set += ["data.name=cifar100", f"data.root={json.dumps(str(given.data))}"]
     if given.against and not set(names) <= set(COMPARED):
         parser.error(f"--against is for {' and '.join(COMPARED)}")
-    if given.set and not set(names) & set(RUNS):
+    if given.set and not set(names) & {*RUNS, *CAMPAIGNS}:
         parser.error(f"--data and --set are for {', '.join(RUNS)}")
     try:
         run(names, given)
@@ -79,13 +86,16 @@ def run(names: list[str], given: argparse.Namespace) -> None:
         sizes = dict((QUICK if given.quick else FULL).get(name, {}))
         if name in RUNS:
             sizes["size"] = sizes["size"]._replace(overrides=sizes["size"].overrides + tuple(given.set))
-        repeats = given.repeats or (1 if given.quick or name in ONCE else 5)
+        if name in CAMPAIGNS:
+            kept = given.json and given.json.with_suffix(".cells.jsonl")
+            sizes |= {"overrides": tuple(given.set), "only": given.only, "kept": kept}
+        repeats = given.repeats or (1 if given.quick or name in (*ONCE, *CAMPAIGNS) else 5)
         with tempfile.TemporaryDirectory(prefix="fedprotip-bench-") as folder:
             bench = Bench(name, Path(folder), repeats, machine, lambda text: print(text, file=sys.stderr))
             if given.against:
                 second_task.compare(bench, given.against, **sizes)
             else:
-                BENCHMARKS[name](bench, **sizes)
+                (BENCHMARKS | CAMPAIGNS)[name](bench, **sizes)
         show(bench)
         found.append(bench)
         if given.json:
@@ -97,7 +107,7 @@ def run(names: list[str], given: argparse.Namespace) -> None:
 
 def show(bench: Bench) -> None:
     """What was measured, and what follows from it."""
-    print(f"\n{bench.name}: {_title(BENCHMARKS[bench.name])} Median of {bench.repeats}.")
+    print(f"\n{bench.name}: {_title((BENCHMARKS | CAMPAIGNS)[bench.name])} Median of {bench.repeats}.")
     for case in bench.cases:
         print(f"  {case.name}: {case.agreement[0]} {case.agreement[1]:.1g}, {'agree' if case.agrees else 'DISAGREE'}")
         for side, seconds in case.seconds.items():

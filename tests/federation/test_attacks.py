@@ -1,0 +1,222 @@
+"""One hostile client of five: whatever it says, the server goes on, names it and keeps its logs short.
+
+The attacks are `benchmarks/hostile`; what they cost in accuracy is measured by `python -m benchmarks attacks`.
+"""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+import fedprotip
+from benchmarks import attacks, hostile
+from benchmarks.attacks import CLIENT, LINE
+from benchmarks.harness import Bench
+from benchmarks.hostile import ATTACKS, EVERY, HONEST, Attack
+from fedprotip import UsageError
+from tests.small import quick, results
+
+TINY = {
+    "data": {"train_limit": 25, "test_limit": 10},
+    "stream": {"tasks": 5, "task_size": 2},
+    "clients": {"count": 5, "held_back": 0.1},
+    "model": {"width": 12, "depth": 1},
+    "train": {"rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05},
+    "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy"},
+    "statistics": {"minimum": 1},
+    "evaluate": {"draws": 1},
+    "run": {"threads": 1, "checkpoint": 100},
+}
+TASKS, ROUNDS = TINY["stream"]["tasks"], TINY["train"]["rounds"]
+OPEN = {
+    *("weights_times_1e6", "update_times_1e6", "everything_largest", "samples_1e12_zero_weights"),
+    *("rest_list", "rest_text", "rest_none", "rest_of_texts", "rest_of_five"),
+    *("meta_infinity", "meta_texts", "meta_lists", "meta_nothing"),
+    "moment_with_huge_products",
+}
+"""What the server does not stand yet: the run ends, honest clients are left out, or it is used and not refused."""
+
+
+def some(**wanted):
+    """Names of attacks that the server should stand, of those that begin after a client has joined."""
+    return [
+        name
+        for name, one in ATTACKS.items()
+        if name not in OPEN and one is not HONEST and one.on[0] in EVERY and "labels" not in name
+        if all(getattr(one, key) == value for key, value in wanted.items())
+    ]
+
+
+REFUSED, OTHERS = some(refused=True), some(refused=False)
+JOINING = [name for name, one in ATTACKS.items() if one.refused and one.on[0] not in EVERY]
+
+
+def attacked(folder, name, *overrides):
+    """A tiny run with this attack; its records."""
+    with hostile.among(name, CLIENT):
+        fedprotip.run(TINY, overrides, folder)
+    return records(folder)
+
+
+def records(folder):
+    """Events and ledger of a run, whose lines are short."""
+    lines = {log: (folder / f"{log}.jsonl").read_text().splitlines() for log in ("events", "ledger")}
+    assert max(len(line) for log in lines.values() for line in log) <= LINE
+    events, ledger = ([json.loads(line) for line in lines[log]] for log in ("events", "ledger"))
+    failures = [event for event in events if event["event"] == "failure"]
+    return SimpleNamespace(
+        events=events,
+        ledger=ledger,
+        named=[event for event in failures if event["client"] == CLIENT],
+        blamed=[event for event in failures if event["client"] != CLIENT],
+    )
+
+
+def in_turn(monkeypatch, names, run=0):
+    """An attack that is one of these after another, at every question the next one that fits, in run after run."""
+    fitting = {exchange: [name for name in names if exchange in ATTACKS[name].on] for exchange in EVERY}
+    used = {exchange: [] for exchange in EVERY}
+
+    def change(message, scene):
+        mine, before = fitting[scene.ask.exchange], used[scene.ask.exchange]
+        first = run * TASKS * (ROUNDS if scene.ask.exchange == "model" else 1)
+        before.append(mine[(first + len(before)) % len(mine)])
+        return ATTACKS[before[-1]].change(message, scene)
+
+    monkeypatch.setitem(ATTACKS, "in_turn", Attack("in_turn", "One after another.", EVERY, change))
+    return used
+
+
+def runs_of(names):
+    """So many runs give every one of these its turn; the first ones every time, the others with `make test-all`."""
+    counts = Counter(exchange for name in names for exchange in ATTACKS[name].on)
+    turns = {exchange: TASKS * (ROUNDS if exchange == "model" else 1) for exchange in EVERY}
+    runs = range(max(-(-counts[exchange] // turns[exchange]) for exchange in EVERY))
+    return [pytest.param(run, marks=pytest.mark.slow if run > 2 else ()) for run in runs]
+
+
+def test_the_door_itself_changes_nothing(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    attacked(tmp_path / "door", HONEST.name, "stream.tasks=2")
+    fedprotip.run(TINY, ["stream.tasks=2"], tmp_path / "plain")
+    assert results(tmp_path / "door") == results(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("run", runs_of(REFUSED))
+def test_what_no_honest_client_says_is_left_out_and_named(tmp_path, monkeypatch, run):
+    """Every reply is refused, and the run goes on as if the client had failed each time."""
+    quick(monkeypatch)
+    used = in_turn(monkeypatch, REFUSED, run)
+    found = attacked(tmp_path / "r", "in_turn")
+    assert sum(map(len, used.values())) == TASKS * (ROUNDS + 4)
+    assert len(found.named) == TASKS * (ROUNDS + 4), used
+    assert not found.blamed
+    if run == 0:
+        attacked(tmp_path / "failed", "raises")
+        for path in (tmp_path / "failed").glob("*.safetensors"):
+            if path.stem != "data":
+                assert (tmp_path / "r" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", JOINING)
+def test_a_client_that_joins_with_nonsense_takes_no_part(tmp_path, monkeypatch, name):
+    quick(monkeypatch)
+    found = attacked(tmp_path / "r", name, "stream.tasks=1", "train.rounds=1")
+    assert len(found.named) == 1
+    assert not found.blamed
+    ups = {line["kind"] for line in found.ledger if (line["client"], line["direction"]) == (CLIENT, "up")}
+    assert ups == {"presence", "reference"}  # which everyone is asked for
+
+
+@pytest.mark.parametrize("run", runs_of(OTHERS))
+def test_no_sequence_of_attacks_ends_a_run(tmp_path, monkeypatch, run):
+    """What one attack leaves behind does not help the next one."""
+    quick(monkeypatch)
+    used = in_turn(monkeypatch, OTHERS, run)
+    found = attacked(tmp_path / "r", "in_turn")
+    assert all(used.values())
+    assert not found.blamed
+
+
+def test_a_report_is_written_whatever_was_said(tmp_path, monkeypatch):
+    in_turn(monkeypatch, [*REFUSED, *OTHERS])
+    attacked(tmp_path / "r", "in_turn", "stream.tasks=3")
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert len(page) < 500_000
+    assert "\x1b" not in page
+
+
+ALONE = [name for name, one in ATTACKS.items() if one is not HONEST and name not in REFUSED + JOINING]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.xfail(strict=True) if n in OPEN else ()) for n in ALONE]
+)
+def test_no_attack_ends_a_run(tmp_path, monkeypatch, name):
+    quick(monkeypatch)
+    found = attacked(tmp_path / "r", name, "stream.tasks=2")
+    assert not found.blamed
+    assert found.named or not ATTACKS[name].refused
+
+
+COSTLY = {
+    *("weights_times_100", "weights_times_minus_3", "update_times_1e6", "zero_weights", "samples_1e12"),
+    *("samples_1e12_negated", "counts_1e9", "features_times_1000", "sums_negated", "rest_list"),
+}
+"""What still costs more than the bar."""
+NAMED = (*sorted(COSTLY), "kind_of_100_kB", "withheld_1e308", "replayed_statistics", "losses_for_sure_answers")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """The attacks that were found first, one seed, as `python -m benchmarks attacks` runs them: its figures."""
+    bench = Bench("attacks", tmp_path_factory.mktemp("campaign"), 1, {})
+    attacks.attacks(bench, seeds=(0,), aggregates=("mean",), only=",".join(NAMED), workers=1)
+    bench.refuse_disagreement()
+    return bench.figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.xfail(strict=True) if n in COSTLY else ()) for n in NAMED]
+)
+def test_no_attack_costs_more_than_its_bar(campaign, name):
+    figures = [figure for figure in campaign if f" {name} " in f"{figure.name} "]
+    assert figures
+    assert {figure.verdict for figure in figures} == {"met"}
+
+
+def test_the_campaign_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    """Finished cells are read from the file; those of other code or other settings are not."""
+    done = []
+
+    def run(cell, overrides):
+        done.append(cell.attack)
+        ended = "it crashed: OSError: disk" if cell.attack == "sign_flip" else ""
+        accuracy = {} if ended else {"aware": 90.0 - 20 * (cell.attack == "zero_weights"), "single": 80.0}
+        return {"ended": ended, "told": {"failure: x": 1}, "blamed": 0, "longest": 9, "seconds": 0.1, **accuracy}
+
+    monkeypatch.setattr(attacks, "run", run)
+    kept, sizes = tmp_path / "cells.jsonl", {"seeds": (0,), "aggregates": ("mean",), "workers": 1}
+    for only, new in (("zero_weights", 3), ("zero_weights,sign_flip", 1), ("zero_weights", 0)):
+        bench = Bench("attacks", tmp_path, 1, {})
+        attacks.attacks(bench, only=only, kept=kept, **sizes)
+        assert len(done) == new
+        done.clear()
+        costs = [figure for figure in bench.figures if "zero_weights" in figure.name]
+        assert [(figure.value, figure.bar, figure.verdict) for figure in costs] == [(20.0, 10.0, "not met")]
+        ended = [figure.verdict for figure in bench.figures if "sign_flip" in figure.name]
+        assert ended == ["not met"] * ("sign_flip" in only)
+    bench = Bench("attacks", tmp_path, 1, {})
+    attacks.attacks(bench, only="zero_weights", kept=kept, overrides=("train.lr=1",), **sizes)
+    assert len(done) == 3
+    with pytest.raises(UsageError, match="No attack is named like 'zero'"):
+        attacks.attacks(bench, only="zero", **sizes)
+
+
+def test_settings_that_are_refused_end_the_campaign(tmp_path):
+    bench, sizes = Bench("attacks", tmp_path, 1, {}), {"seeds": (0,), "aggregates": ("mean", "mode"), "workers": 1}
+    with pytest.raises(UsageError, match=r"^train.rate is not a setting"):
+        attacks.attacks(bench, only="zero_weights", overrides=("train.rate=1",), **sizes)
