@@ -124,7 +124,7 @@ class Bases(Exchange):
         names = {name for name in message.tensors if not name.startswith(SIGMA) and name != ROUTING}
         if not names <= layers.keys() or (bank.layers and names != bank.layers.keys()):
             raise BadMessage(f"bases of {sorted(names)} came, expected {sorted(bank.layers or layers)}")
-        widths = {name: layers[name] for name in names} | {ROUTING: features}
+        widths = {name: layers[name] for name in sorted(names)} | {ROUTING: features}
         specs = {name: Spec((d, -1), self.precision, orthonormal=True, at_most=d) for name, d in widths.items()}
         ranks = {name: message.tensors[name].shape[-1] for name in specs if name in message.tensors}
         specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
@@ -176,7 +176,7 @@ class Bases(Exchange):
     def _supported(self, replies: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
         """Without the directions that only one client asks for."""
         kept: list[Tensors] = [{} for _ in replies]
-        for name in {name for _, message in replies for name in message.tensors if not name.startswith(SIGMA)}:
+        for name in sorted({name for _, message in replies for name in message.tensors if not name.startswith(SIGMA)}):
             senders = [place for place, (_, message) in enumerate(replies) if name in message.tensors]
             rotations = supported([replies[place][1].tensors[name] for place in senders])
             for place, rotation in zip(senders, rotations, strict=True):
