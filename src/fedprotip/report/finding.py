@@ -73,7 +73,7 @@ def together(run: RunData) -> Section:
         alt += ", ".join(f"{number(v)} % with {n}" for n, v in zip(sweeps.sizes, sweeps.size[chosen], strict=True))
         caption = (
             "More samples of one task make that task easier to find. The broad line is the way this run uses. "
-            "Groups are drawn at random, so one sample may differ a little from mode single."
+            "Every test sample counts alike at each size; one at a time is mode single."
         )
         pictures.append(Picture("accuracy_over_size", plots_finding.accuracy_over_size(run), alt + ".", caption))
         rows = [[way, *map(number, values)] for way, values in sweeps.size.items()]
