@@ -28,7 +28,7 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import Settings, parse_ids, to_toml
-from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
+from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned, read_events
 from fedprotip.store.folder import RunFolder, explained, free_path
 from fedprotip.stream import Stream, build_stream, check_clients
 from fedprotip.stream.changes import Standing, check_data
@@ -223,7 +223,8 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     folder.write_json("plan.json", server.plan(len(server.stream.tasks) - 1).model_dump(mode="json"))
     (folder.path / "report.html").unlink(missing_ok=True)  # an older one must not outlive its numbers
     peak_gpu = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
+    events = read_events(folder.path / "events.jsonl")
+    folder.write_json("summary.json", summarise(settings, server.state(), events, peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
 
 

@@ -135,6 +135,7 @@ def test_all_modes_are_those_of_a_plain_loop(seed, stream):
         assert result.accuracy[mode] == pytest.approx(values), mode
     assert result.routing == {mode: pytest.approx(values) for mode, values in routing.items()}
     assert result.confusion == confusion
+    assert (result.chosen, result.found()) == ("told", {"told": result.routing})
 
 
 def test_the_batch_size_of_the_forward_pass_changes_nothing():
@@ -178,7 +179,8 @@ def test_without_a_router_there_are_two_modes():
     settings, found, network = world()
     result = evaluate(told(network, found, None, 2), found, 2, settings)
     assert result.accuracy.keys() == {"aware", "agnostic"}
-    assert result.routing == result.confusion == {}
+    assert result.routing == result.confusion == result.found() == {}
+    assert result.chosen == ""
 
 
 @pytest.mark.parametrize("task", [0, 1])

@@ -41,6 +41,7 @@ class Evaluation:
     routing: dict[str, list[float]]  # mode → share of samples sent to a right task, by task
     confusion: dict[str, list[list[int]]]  # mode → decisions, rows = true task, columns = predicted
     ways: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
+    chosen: str = ""  # the configured way
     drift: list[float] = field(default_factory=list)  # by task: how far class means are from their statistics
     confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
     inside: dict[str, list[float]] = field(default_factory=dict)  # how unusual known samples look: quantiles
@@ -48,6 +49,10 @@ class Evaluation:
 
     def means(self) -> dict[str, float]:
         return {mode: float(np.mean(values)) for mode, values in self.accuracy.items()}
+
+    def found(self) -> dict[str, dict[str, list[float]]]:
+        """Way → mode → share of samples sent to a right task, by task."""
+        return {way: {mode: figures[f"routing_{mode}"] for mode in ROUTED} for way, figures in self.ways.items()}
 
     def enter(self, matrix: dict[str, list[list[float]]], routing: dict[str, Any]) -> None:
         """Append a row to the accuracy matrices; keep the newest routing, and every row of the drift."""
@@ -81,7 +86,7 @@ def evaluate(
     """Evaluate on tasks 0…seen, after learning task `seen`."""
     cache, last, inference = cache or PrefixCache(stream, settings), len(stream.tasks) - 1, predictor.inference
     modes = ("aware", "agnostic", *(ROUTED if inference.ways else ()))
-    result = Evaluation({mode: [] for mode in modes}, {}, {})
+    result = Evaluation({mode: [] for mode in modes}, {}, {}, chosen=inference.chosen if inference.ways else "")
     if inference.ways:
         result.confusion = {mode: [] for mode in ROUTED}
         keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]

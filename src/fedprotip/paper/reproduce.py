@@ -21,7 +21,7 @@ from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
 from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.paper import comparison as report
-from fedprotip.paper.anchors import Published, figures, find, judge
+from fedprotip.paper.anchors import ROUTING_AT_END, Published, figures, find, judge
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.finished import CellSummary, FinishedCell
 from fedprotip.paper.protocols import PROTOCOLS, SCALES, Protocol, Row, protocol
@@ -37,7 +37,8 @@ RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 QUIET = ("clients.workers", "data.root", "evaluate.batch", "model.weights", "run.")
 """Settings that do not make another row: where things are, and how fast it goes (the first: in older cells)."""
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
-"""Measured figures that the paper shows without printing a number."""
+SHOWN |= dict.fromkeys(("fig4", "table14"), ("routing", ROUTING_AT_END))
+"""Measured figures that the paper shows without printing a number, or that can be read in another way."""
 
 
 @dataclass(frozen=True)
