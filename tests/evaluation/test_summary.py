@@ -62,6 +62,14 @@ def test_the_readings_of_a_run_fit_its_other_figures(run):
         assert readings["newest"][-1] == readings["at_end"][-1]
 
 
+def test_the_seconds_of_all_tasks_add_up_to_those_of_the_run(run):
+    """Meeting a task that is not learned yet is part of that task's evaluation."""
+    folder, summary = run
+    tasks = [event.seconds for event in read_events(folder / "events.jsonl") if isinstance(event, TaskDone)]
+    for phase in ("train", "task_end", "evaluate"):
+        assert sum(seconds[phase] for seconds in tasks) == pytest.approx(summary["seconds"][phase])
+
+
 def test_a_run_that_was_begun_before_evaluations_were_kept_can_be_extended(tmp_path, monkeypatch):
     quick(monkeypatch)
     fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
