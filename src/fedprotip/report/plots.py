@@ -76,7 +76,7 @@ def routing_by_task(run: RunData) -> Figure:
     Bars: each task at the end. Lines: all tasks so far, right after each task.
     """
     by_task, over = run.summary.routing.by_task, run.summary.routing_over_tasks
-    figure, (axes,) = style.new_figure(2.8)
+    figure, (axes,) = style.new_figure(3.2)
     width, tasks = 0.8 / len(by_task), max(map(len, by_task.values()))
     for index, (mode, shares) in enumerate(by_task.items()):
         values = 100 * style.as_floats(shares)
@@ -91,7 +91,7 @@ def routing_by_task(run: RunData) -> Figure:
     axes.set_ylabel("task found (%)")
     style.task_axis(axes, tasks)
     axes.grid(axis="y")
-    style.legend_above(axes, 3)
+    style.legend_above(axes, 2)
     return figure
 
 
