@@ -34,6 +34,7 @@ def small(*overrides, **sections):
 def quick(monkeypatch):
     """Runs without a report and without sweeps over group sizes: for tests that look at neither."""
     monkeypatch.setattr("fedprotip.api.write_report", lambda path: None)
+    monkeypatch.setattr(Sweep, "add", lambda self, heard, labels, portion: None)
     monkeypatch.setattr(Sweep, "result", lambda self: {})
 
 

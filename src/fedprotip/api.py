@@ -31,7 +31,7 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
-from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned
+from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned, read_events
 from fedprotip.store.folder import MEMORY, RunFolder, explained, free_path
 from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients
@@ -268,7 +268,8 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     memory = Memory.model_validate(server.progress.memory)
     folder.write_json(MEMORY, memory.plain())
     peak_gpu = max(memory.peaks("gpu").values(), default=None)
-    folder.write_json("summary.json", summarise(settings, server.state(), peak_gpu).plain())
+    events = read_events(folder.path / "events.jsonl")
+    folder.write_json("summary.json", summarise(settings, server.state(), events, peak_gpu).plain())
     folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
 
 

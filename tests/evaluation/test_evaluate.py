@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from torch import nn
 
 from fedprotip.evaluation.evaluate import Evaluation, evaluate, hear
 from fedprotip.evaluation.portions import draw_groups
+from fedprotip.evaluation.sweeps import SIZES
 from fedprotip.inference import Router
 from fedprotip.inference.answers import Inference, Way
 from fedprotip.inference.candidates import Candidates
@@ -133,6 +135,7 @@ def test_all_modes_are_those_of_a_plain_loop(seed, stream):
         assert result.accuracy[mode] == pytest.approx(values), mode
     assert result.routing == {mode: pytest.approx(values) for mode, values in routing.items()}
     assert result.confusion == confusion
+    assert (result.chosen, result.found()) == ("told", {"told": result.routing})
 
 
 def test_the_batch_size_of_the_forward_pass_changes_nothing():
@@ -176,7 +179,8 @@ def test_without_a_router_there_are_two_modes():
     settings, found, network = world()
     result = evaluate(told(network, found, None, 2), found, 2, settings)
     assert result.accuracy.keys() == {"aware", "agnostic"}
-    assert result.routing == result.confusion == {}
+    assert result.routing == result.confusion == result.found() == {}
+    assert result.chosen == ""
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -224,35 +228,78 @@ def groups_of(n, size, draws, task=0, seed=0):
 
 
 @given(st.integers(1, 300), st.integers(1, 70), st.integers(1, 25))
-def test_there_are_enough_groups_of_the_right_size(n, size, draws):
+def test_every_draw_has_each_sample_in_one_group(n, size, draws):
     groups = groups_of(n, size, draws)
-    assert len(groups) >= draws
-    assert all(0 <= i < n for group in groups for i in group)
-    if n >= size * draws:  # every sample in exactly one group
-        assert sorted(i for group in groups for i in group) == list(range(n))
-        assert all(len(group) == size for group in groups[:-1])
-        assert 1 <= len(groups[-1]) <= size
-    else:
-        assert all(len(group) == size for group in groups)
-    if n >= size:
-        assert all(len(set(group)) == len(group) for group in groups)
+    each = -(-n // size)  # groups of a draw
+    assert draws <= len(groups) < draws + each
+    assert len(groups) % each == 0
+    for start in range(0, len(groups), each):
+        draw = groups[start : start + each]
+        assert sorted(i for group in draw for i in group) == list(range(n))
+        assert all(len(group) == size for group in draw[:-1])
+        assert 1 <= len(draw[-1]) <= size
 
 
-def test_the_defaults_give_twenty_groups_of_64():
-    for n in (1, 10, 63, 64, 90, 1279):
-        groups = groups_of(n, 64, 20)
-        assert [len(group) for group in groups] == [64] * 20
-        repeats = [len(set(group)) < 64 for group in groups]
-        assert all(repeats) if n < 64 else not any(repeats)
-    assert len(groups_of(1280, 64, 20)) == 20
-    assert [len(group) for group in groups_of(1300, 64, 20)] == [64] * 20 + [20]
+def test_the_defaults_give_at_least_twenty_groups_of_64():
+    sizes = {n: [len(group) for group in groups_of(n, 64, 20)] for n in (10, 64, 90, 1279, 1280, 1300)}
+    assert sizes[10] == [10] * 20  # all there is, and that at each draw
+    assert sizes[64] == sizes[1280] == [64] * 20
+    assert sizes[90] == [64, 26] * 10
+    assert sizes[1279] == [64] * 19 + [63]
+    assert sizes[1300] == [64] * 20 + [20]
+
+
+@given(st.integers(1, 300), st.integers(1, 35))
+def test_small_groups_are_parts_of_large_ones(n, size):
+    """So what is said about group sizes is about the same samples in the same company."""
+    small, large = groups_of(n, size, 1), groups_of(n, 2 * size, 1)
+    assert [[i for group in small[at : at + 2] for i in group] for at in range(0, len(small), 2)] == large
 
 
 def test_groups_belong_to_the_seed_and_the_task():
     assert groups_of(90, 64, 20) == groups_of(90, 64, 20)
     assert groups_of(90, 64, 20) != groups_of(90, 64, 20, task=1)
     assert groups_of(90, 64, 20) != groups_of(90, 64, 20, seed=1)
-    assert groups_of(90, 64, 20)[0] != groups_of(90, 64, 20)[1]
+    assert groups_of(90, 64, 20)[0] != groups_of(90, 64, 20)[2]
+
+
+class Oracle(Router):
+    """Always finds the task: it is told the task of every test sample, in the order of the pass."""
+
+    def __init__(self, stream, seen):
+        sizes = torch.tensor([len(task.test) for task in stream.tasks[: seen + 1]])
+        self.right, self.done = torch.eye(seen + 1)[torch.repeat_interleave(sizes)], 0
+
+    def evidence(self, seen):
+        self.done += len(seen.features)
+        return self.right[self.done - len(seen.features) : self.done]
+
+
+@pytest.mark.parametrize("stream", [{}, {"overlap": 1, "task_size": 2}, {"scenario": "domain", "domains": "permute"}])
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=6, max_size=6),
+    group=st.integers(1, 70),
+    draws=st.integers(1, 25),
+    seed=st.integers(0, 5),
+)
+@settings_of_hypothesis(max_examples=15)
+def test_who_always_finds_the_task_is_as_right_as_if_it_were_given(stream, counts, group, draws, seed):
+    settings, found, network = world(seed, counts, group, draws, **stream)
+    seen = len(found.tasks) - 1
+    result = evaluate(told(network, found, Oracle(found, seen), seen), found, seen, settings)
+    assert result.accuracy["batch64"] == result.accuracy["single"] == result.accuracy["aware"]
+    assert result.routing["batch64"] == [1.0] * (seen + 1)
+    aware = sum(result.accuracy["aware"]) / (seen + 1)
+    assert result.sweeps["size"]["told"] == [aware] * len(SIZES)
+
+
+def test_the_sweep_over_sizes_is_of_the_groups_of_the_modes():
+    settings, found, network = world(counts=(30, 21, 70, 9, 80, 44), group=16, draws=20)
+    result = evaluate(by_cosine(network, found, 1, 2), found, 2, settings)
+    by_size = dict(zip(SIZES, result.sweeps["size"]["told"], strict=True))
+    assert by_size[1] == sum(result.accuracy["single"]) / 3
+    assert by_size[16] == sum(result.accuracy["batch64"]) / 3
+    assert by_size[16] != by_size[1]
 
 
 def test_results_enter_the_matrix_and_replace_the_routing():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedprotip.evaluation.portions import Portion
 from fedprotip.evaluation.sweeps import GROUP, PURITIES, SIZES, Sweep
 from fedprotip.inference import Router
 from fedprotip.inference.answers import Heard, Inference, Way
@@ -30,7 +31,8 @@ def swept(seed=0, samples=150, apart=1.2):
         x = centres[task] + rng.standard_normal((samples, 3))
         evidence = torch.tensor(-0.5 * ((x[:, None] - centres) ** 2).sum(2)).float()
         said = {HEADS: torch.zeros(samples, 3)}, {"added": evidence, "cosine": evidence}
-        sweep.add(Heard(candidates, *said), torch.full((samples,), task))
+        portion = Portion(range(task, task + 1), torch.tensor([samples]))
+        sweep.add(Heard(candidates, *said), torch.full((samples,), task), portion)
     return sweep
 
 

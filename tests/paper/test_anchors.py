@@ -102,7 +102,11 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
     summary = {
         "accuracy": {"aware": 90.0, "batch64": 80.0},
         "forgetting": {"aware": 1.0, "batch64": 2.0},
-        "routing": {"batch64": 0.95, "batch64_by_task": [1.0, 0.9]},
+        "routing": {"batch64": 0.95, "batch64_by_task": [0.7, 0.9]},
+        "routing_over_tasks": {
+            "batch64": {"at_end": [0.7, 0.9], "so_far": [1.0, 0.8], "newest": [1.0, 0.9]},
+            "single": {"at_end": [0.6, 0.5], "so_far": [None, 0.55], "newest": [None, 0.5]},
+        },
         "mib_by_task": {"basis": [4.0, 2.0]},
         "seconds": {"train": 3600.0, "total": 7200.0},
         "peak_rss_mb": 100.0,
@@ -112,7 +116,9 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
     }
     always = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 5, "seed": 0, "bytes": {}, "curve": {}}
     found = figures(CellSummary.model_validate(summary | always))
-    assert found[find(table=14, dataset="cifar100", task=2)[0].figure] == 0.9
+    assert [found[find(table=14, dataset="cifar100", task=task)[0].figure] for task in (1, 2)] == [1.0, 0.8]
+    assert [found["routing at the end", "batch64", f"task {task}"] for task in (1, 2)] == [0.7, 0.9]
+    assert ("routing", "single", "task 1") not in found
     assert found[find(table=9, kind="basis", task=1)[0].figure] == 4.0
     assert found[find(table=8, kind="total", m_s=512)[0].figure] == 2.0
     assert found["mib", "", "basis"] == 3.0
@@ -120,3 +126,15 @@ def test_figures_of_a_cell_have_the_names_of_the_published_ones():
     assert found["memory", "", "rss train MiB"] == 95.0
     assert found["memory", "", "rss task_end MiB"] == 80.0
     assert ("memory", "", "gpu MiB") not in found
+
+
+def test_published_routing_by_task_is_over_all_tasks_so_far():
+    """Three seeds, 15 whole groups of 64 among the 1,000 test samples of a task."""
+
+    def can_come_of(share, decisions):
+        return round(round(share * decisions) / decisions, 3) == share
+
+    shares = [record.value for record in find(table=14, dataset="cifar100")]
+    assert all(can_come_of(share, 3 * 15 * task) for task, share in enumerate(shares, 1))
+    assert sum(not can_come_of(share, 3 * 15) for share in shares) == 4  # of one task, at whatever time
+    assert {record.value for record in find(table=14, task=1)} == {1.0}

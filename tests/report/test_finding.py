@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedprotip.cli import display
 from fedprotip.errors import RunError
-from fedprotip.report import finding, plots_finding, write_report
+from fedprotip.report import finding, plots, plots_finding, write_report
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import run_sections
 from tests.report.test_rundata import make_run, read_csv
@@ -93,6 +93,46 @@ def test_every_way_has_a_row_and_the_chosen_one_is_marked(tmp_path: Path) -> Non
     assert "finds it by fused" in section.intro
     old = change(make_run(tmp_path / "old"), routers={"residual": {"single": 3.0}})
     assert finding.routing(old).grids[0].rows == [["residual (chosen)", "3.0", "–", "–", "–"]]
+
+
+def test_routing_by_task_is_shown_at_the_end_and_right_after_each_task(tmp_path: Path) -> None:
+    run = load(tmp_path / "run")
+    over = run.summary.routing_over_tasks
+    axes = plots.routing_by_task(run).axes[0]
+    drawn = lines(axes)
+    assert list(drawn["batch64, tasks so far"].get_ydata()) == [100 * (share or 0) for share in over["batch64"].so_far]
+    assert {str(bars.get_label()) for bars in axes.containers} == {"single, at the end", "batch64, at the end"}
+    section = finding.routing(run)
+    grid = section.grids[-1]
+    assert grid.columns[1:] == [
+        "single",
+        "batch64",
+        "single so far",
+        "batch64 so far",
+        "single newest",
+        "batch64 newest",
+    ]
+    assert grid.rows[1][3:] == ["90.6 %", "97.7 %", "87.5 %", "96.9 %"]
+    assert "compared with these" in section.pictures[-1].caption
+    old = RunData.load(make_run(tmp_path / "old"))
+    assert finding.routing(old).grids[-1].columns[1:] == ["single", "batch64"]
+    assert finding.routing(old).pictures[-1].caption == ""
+    assert [name for name in lines(plots.routing_by_task(old).axes[0]) if "so far" in name] == []
+
+
+def test_every_evaluation_is_in_a_table(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finding=True)
+    write_report(folder)
+    rows = read_csv(folder / "tables/routing_after.csv")
+    found = {
+        (row["router"], row["mode"], int(row["after_task"]), int(row["task"])): float(row["share"]) for row in rows
+    }
+    assert len(found) == len(rows) == 2 * 2 * (1 + 2 + 3)
+    assert found["cosine", "batch64", 3, 1] == 1 - 2 * 1 / 64
+    assert found["fused", "single", 2, 2] == 1 - 1 * 2 / 16
+    readings = read_csv(folder / "tables/routing.csv")
+    assert [float(row["single_newest"]) for row in readings] == [found["fused", "single", t, t] for t in (1, 2, 3)]
+    assert not (make_run(tmp_path / "old") / "tables/routing_after.csv").exists()
 
 
 def test_accuracy_over_size(tmp_path: Path) -> None:

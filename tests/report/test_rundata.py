@@ -15,6 +15,7 @@ from fedprotip.errors import RunError
 from fedprotip.report import write_report
 from fedprotip.report.rundata import RunData
 
+MODE_SCALES = {"single": 16, "batch64": 64}
 ROUTED = ("aware", "agnostic", "single", "batch64")
 PLAIN = ("aware", "agnostic")
 
@@ -81,7 +82,10 @@ def make_run(
         dims = {f"backbone.{i}.weight": 64 * (1 + i % 3) for i in range(layers)} if routed else {}
         grown = {name: min(dim, 5 + 6 * task + i) for i, (name, dim) in enumerate(dims.items())}
         spent = {"train": 9.5, "task_end": 1.5, "evaluate": 0.7}
-        events.append({"event": "task", "task": task, "seconds": spent, "ranks": grown, "dims": dims})
+        done = {"event": "task", "task": task, "seconds": spent, "ranks": grown, "dims": dims}
+        if finding:
+            done |= {"router": "fused", "routing": {way: routed_after(task) for way in ("cosine", "fused")}}
+        events.append(done)
     reasons = {"non-finite values in conv1": 0, "<timeout> after 30 s": 0}
     for index in range(failures):
         reason = list(reasons)[index % 2]
@@ -163,6 +167,11 @@ def make_run(
     return folder
 
 
+def routed_after(task: int) -> dict[str, list[float]]:
+    """Shares sent to a right task, by mode and task, once so many more tasks are learned."""
+    return {mode: [1 - task * (t + 1) / scale for t in range(task + 1)] for mode, scale in MODE_SCALES.items()}
+
+
 def make_finding(tasks: int) -> dict[str, Any]:
     """What a run says about finding the task: cosine as the paper has it, fused better in all respects."""
     sizes, purities = [1, 2, 4, 8, 16, 32, 64, 128], [1.0, 0.75, 0.5]
@@ -177,6 +186,14 @@ def make_finding(tasks: int) -> dict[str, Any]:
             ],
             "ece": 0.0304,
             "temperature": 2.5,
+        },
+        "routing_over_tasks": {
+            mode: {
+                "at_end": routed_after(tasks - 1)[mode],
+                "so_far": [statistics.fmean(routed_after(task)[mode]) for task in range(tasks)],
+                "newest": [routed_after(task)[mode][-1] for task in range(tasks)],
+            }
+            for mode in MODE_SCALES
         },
         "unknown": {"mahalanobis": 0.887, "energy": 0.731},
         "sweeps": {

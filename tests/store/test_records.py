@@ -8,7 +8,7 @@ import pytest
 from fedprotip.errors import RunError
 from fedprotip.store import events
 from fedprotip.store.records import BadRecord, LedgerLine, Manifest, Record, finite, read_ledger, read_record, shortened
-from fedprotip.store.results import Geometry, Summary
+from fedprotip.store.results import Geometry, RoutingOverTasks, Summary
 
 SUMMARY = {
     "method": "fedavg",
@@ -19,6 +19,7 @@ SUMMARY = {
     "accuracy": {"aware": 90.0},
     "forgetting": {"aware": 0.0},
     "routing": {},
+    "routing_over_tasks": {"single": {"at_end": [0.5], "so_far": [1.0], "newest": [None]}},
     "routers": {},
     "confidence": {},
     "unknown": {},
@@ -50,6 +51,8 @@ LINES = [
         "task": 0,
         "seconds": {"train": 2.0},
         "accuracy": {"aware": 99.0},
+        "router": "fused",
+        "routing": {"fused": {"single": [1.0], "batch64": [0.5]}},
         "ranks": {"é": 3},
         "dims": {"é": 9},
     },
@@ -87,7 +90,7 @@ def test_ledger_lines_and_files_are_read_as_they_were_written(tmp_path):
 
 
 def test_a_summary_of_an_older_run_is_readable():
-    new = ("routers", "confidence", "unknown", "sweeps", "drift", "confusion", "failures")
+    new = ("routing_over_tasks", "routers", "confidence", "unknown", "sweeps", "drift", "confusion", "failures")
     old = Summary.model_validate({key: value for key, value in SUMMARY.items() if key not in new})
     assert (old.modes, old.learned, old.routing.shares, old.confidence.bins) == (["aware"], 1, {}, [])
 
@@ -98,6 +101,20 @@ def test_the_modes_stand_in_the_order_of_the_report():
     assert found.modes == ["single", "aware"]
     assert found.routing.shares == {"single": 0.5, "batch64": 1.0}
     assert found.routing.by_task == {"single": [0.5], "batch64": [1.0]}
+
+
+def test_routing_is_read_at_the_end_over_all_tasks_so_far_and_when_a_task_is_new():
+    found = RoutingOverTasks.of([[1.0], [0.5, 1.0], [0.25, 0.5, 0.75]])
+    assert found.at_end == [0.25, 0.5, 0.75]
+    assert found.so_far == [1.0, 0.75, 0.5]
+    assert found.newest == [1.0, 1.0, 0.75]
+    begun_before = RoutingOverTasks.of([None, [0.5, 1.0]])  # by a version that did not keep it
+    assert (begun_before.so_far, begun_before.newest) == ([None, 0.75], [None, 1.0])
+
+
+def test_a_task_that_is_done_has_shares_of_all_tasks_so_far():
+    with pytest.raises(BadRecord, match=r"^routing\.fused does not have a share for each of 2 tasks\.$"):
+        events.TaskDone(task=1, routing={"fused": {"single": [1.0, 1.0], "batch64": [1.0]}})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

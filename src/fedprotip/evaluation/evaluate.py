@@ -2,7 +2,8 @@
 
 aware: the true task is given. agnostic: argmax over all heads, the paper's (-t). single: the task of each
 sample is predicted from that sample alone. batch64: the paper's protocol, one decision for a group of 64
-test samples of one task. All ways to predict the task are scored on the same pass.
+test samples of one task; every sample is in as many groups as any other. All ways to predict the task are scored
+on the same pass.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +18,12 @@ from torch import Tensor
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.confidence import summary as confidence_summary
 from fedprotip.evaluation.drift import Drift
-from fedprotip.evaluation.portions import Portion, draw_groups, portions
+from fedprotip.evaluation.portions import Portion, portions
 from fedprotip.evaluation.sweeps import Sweep
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.predictor import Predictor
 from fedprotip.models.batches import pieces
 from fedprotip.models.prefix import InputBatch, PrefixCache
-from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
 
@@ -41,6 +41,7 @@ class Evaluation:
     routing: dict[str, list[float]]  # mode → share of samples sent to a right task, by task
     confusion: dict[str, list[list[int]]]  # mode → decisions, rows = true task, columns = predicted
     ways: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
+    chosen: str = ""  # the configured way
     drift: list[float] = field(default_factory=list)  # by task: how far class means are from their statistics
     confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
     inside: dict[str, list[float]] = field(default_factory=dict)  # how unusual known samples look: quantiles
@@ -48,6 +49,10 @@ class Evaluation:
 
     def means(self) -> dict[str, float]:
         return {mode: float(np.mean(values)) for mode, values in self.accuracy.items()}
+
+    def found(self) -> dict[str, dict[str, list[float]]]:
+        """Way → mode → share of samples sent to a right task, by task."""
+        return {way: {mode: figures[f"routing_{mode}"] for mode in ROUTED} for way, figures in self.ways.items()}
 
     def enter(self, matrix: dict[str, list[list[float]]], routing: dict[str, Any]) -> None:
         """Append a row to the accuracy matrices; keep the newest routing, and every row of the drift."""
@@ -81,7 +86,7 @@ def evaluate(
     """Evaluate on tasks 0…seen, after learning task `seen`."""
     cache, last, inference = cache or PrefixCache(stream, settings), len(stream.tasks) - 1, predictor.inference
     modes = ("aware", "agnostic", *(ROUTED if inference.ways else ()))
-    result = Evaluation({mode: [] for mode in modes}, {}, {})
+    result = Evaluation({mode: [] for mode in modes}, {}, {}, chosen=inference.chosen if inference.ways else "")
     if inference.ways:
         result.confusion = {mode: [] for mode in ROUTED}
         keys = [key for mode in ROUTED for key in (mode, f"routing_{mode}")]
@@ -97,10 +102,9 @@ def evaluate(
         if not inference.ways:
             continue
         allowed = right(labels, portion.owners)
-        drawn = [draw_groups(task, int(size), settings) for task, size in zip(tasks, portion.sizes, strict=True)]
-        groups = [start + group for start, found in zip(portion.starts, drawn, strict=True) for group in found]
+        groups = {"single": None, "batch64": portion.groups(settings)}
         for name in inference.ways:
-            for mode, members in {"single": None, "batch64": groups}.items():
+            for mode, members in groups.items():
                 routed = inference.route(heard, name, members)
                 _enter_routed(result, mode, name, routed, labels, allowed, portion)
                 if name == inference.chosen:
@@ -108,10 +112,7 @@ def evaluate(
                     if mode == "single":
                         sure.add(heard, routed, labels)
         if seen == last:
-            for task, start, size in zip(tasks, portion.starts, portion.sizes, strict=True):
-                order = numpy_stream(settings.run.seed, "sweep", task).permutation(int(size))[: Sweep.SAMPLES]
-                some = start + torch.from_numpy(np.sort(order))
-                sweep.add(heard.some(some), labels[some])
+            sweep.add(heard, labels, portion)
     result.drift = drift.by_task(seen)
     if inference.ways:
         for mode in ROUTED:

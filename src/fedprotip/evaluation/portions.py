@@ -1,5 +1,6 @@
 """Test samples of several tasks at once, and the groups of one task that mode batch64 decides together."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -39,6 +40,11 @@ class Portion:
         sums: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
         return sums.tolist()
 
+    def groups(self, settings: Settings, size: int = 0) -> list[Tensor]:
+        """`draw_groups` of every task, each of the samples of this portion."""
+        drawn = [draw_groups(task, int(n), settings, size) for task, n in zip(self.tasks, self.sizes, strict=True)]
+        return [start + group for start, found in zip(self.starts, drawn, strict=True) for group in found]
+
     def percent(self, right: Tensor, samples: Tensor | None = None) -> list[float]:
         return [100 * share for share in self.mean(right, samples)]
 
@@ -63,18 +69,18 @@ def portions(stream: Stream, candidates: int, seen: int, settings: Settings) -> 
     yield range(first, seen + 1)
 
 
-def draw_groups(task: int, samples: int, settings: Settings) -> list[Tensor]:
-    """Groups of one task for mode batch64.
+def draw_groups(task: int, samples: int, settings: Settings, size: int = 0) -> list[Tensor]:
+    """Groups of one task, `evaluate.group` samples each or `size`, for one decision each.
 
-    With enough samples for `draws` groups each sample is in exactly one; else seeded draws of a group each
-    (with replacement only when the task has fewer samples than a group).
+    A draw puts every sample into exactly one group, so whoever always finds the task is as right as if it were given;
+    the last group takes what is left. There are as many draws as `evaluate.draws` decisions need: further ones add
+    decisions, and count no sample more often than another.
     """
-    return _drawn(task, samples, settings.run.seed, settings.evaluate.group, settings.evaluate.draws)
+    return _drawn(task, samples, settings.run.seed, size or settings.evaluate.group, settings.evaluate.draws)
 
 
 @lru_cache(1024)
-def _drawn(task: int, samples: int, seed: int, size: int, draws: int) -> list[Tensor]:
+def _drawn(task: int, samples: int, seed: int, size: int, decisions: int) -> list[Tensor]:
     rng = numpy_stream(seed, "groups", task)
-    if samples >= size * draws:
-        return list(torch.from_numpy(rng.permutation(samples)).split(size))
-    return [torch.from_numpy(rng.choice(samples, size, replace=samples < size)) for _ in range(draws)]
+    draws = math.ceil(decisions / math.ceil(samples / size))
+    return [group for _ in range(draws) for group in torch.from_numpy(rng.permutation(samples)).split(size)]

@@ -1,13 +1,17 @@
 """From where a run stands to its summary."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedprotip.evaluation.metrics import average_accuracy, forgetting
 from fedprotip.settings import Settings
-from fedprotip.store.results import Summary
+from fedprotip.store.events import Event, TaskDone
+from fedprotip.store.results import RoutingOverTasks, Summary
 
 
-def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float | None) -> Summary:
+def summarise(
+    settings: Settings, progress: dict[str, Any], events: Iterable[Event], peak_gpu_mb: float | None
+) -> Summary:
     """The summary of a run that stands at `progress` (the server's numbers, as saved in a checkpoint)."""
     matrix, routing = progress["matrix"], progress["routing"]
     by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
@@ -26,6 +30,7 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         "accuracy": accuracy,
         "forgetting": {mode: forgetting(rows) for mode, rows in matrix.items()},
         "routing": shares | {f"{mode}_by_task": values for mode, values in by_task.items()},
+        "routing_over_tasks": routing_over_tasks(events, progress["task"]),
         "routers": routers,
         **{key: routing.get(key, {}) for key in ("confidence", "unknown", "sweeps")},
         "drift": routing.get("drift", []),
@@ -38,3 +43,11 @@ def summarise(settings: Settings, progress: dict[str, Any], peak_gpu_mb: float |
         "failures": {"count": sum(progress["failures"].values()), "by_reason": progress["failures"]},
     }
     return Summary.model_validate(figures)
+
+
+def routing_over_tasks(events: Iterable[Event], tasks: int) -> dict[str, RoutingOverTasks]:
+    """Mode → how the configured router did after each task, as the events tell."""
+    done = {event.task: event for event in events if isinstance(event, TaskDone)}
+    found = [done[task].routing.get(done[task].router, {}) if task in done else {} for task in range(tasks)]
+    modes = dict.fromkeys(mode for by_mode in found for mode in by_mode)
+    return {mode: RoutingOverTasks.of([by_mode.get(mode) for by_mode in found]) for mode in modes}

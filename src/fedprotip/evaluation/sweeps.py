@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedprotip.evaluation.portions import Portion
 from fedprotip.inference.answers import Heard, Inference, Opinion, Way
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
@@ -51,34 +52,43 @@ class _Question:
 
 
 class Sweep:
-    """Collects some test samples of every task, and asks each way about groups of them.
+    """Asks each way about groups of test samples, which are of one task or of several.
 
     pooled: one decision for the whole group. alone: every sample for itself. mixture: one task or several, as the group
     itself tells (only for ways whose evidence is a likelihood).
     """
 
     SAMPLES: ClassVar[int] = 512
+    """Of each task, that mixed groups are drawn from."""
 
     def __init__(self, inference: Inference, settings: Settings) -> None:
         self._inference, self._settings = inference, settings
+        self._by_size: dict[str, list[list[float]]] = {name: [[] for _ in SIZES] for name in inference.ways}
         self._parts: list[tuple[Heard, Tensor]] = []
 
-    def add(self, heard: Heard, labels: Tensor) -> None:
-        """Samples of the next task."""
-        self._parts.append((heard, labels))
+    def add(self, heard: Heard, labels: Tensor, portion: Portion) -> None:
+        """The test samples of the next tasks."""
+        for place, size in enumerate(SIZES):
+            groups = portion.groups(self._settings, size) if size > 1 else None
+            for name, by_size in self._by_size.items():
+                routed = self._inference.route(heard, name, groups)
+                by_size[place] += portion.percent(routed.labels == labels[routed.samples], routed.samples)
+        for task, start, size in zip(portion.tasks, portion.starts, portion.sizes, strict=True):
+            order = numpy_stream(self._settings.run.seed, "sweep", task).permutation(int(size))[: Sweep.SAMPLES]
+            some = start + torch.from_numpy(np.sort(order))
+            self._parts.append((heard.some(some), labels[some]))
 
     def result(self) -> dict[str, Any]:
         """Accuracy (%): `size` by way and group size, `purity` by rule and purity, for the chosen way and cosine."""
         heard = Heard.joined([part for part, _ in self._parts])
         labels = torch.cat([labels for _, labels in self._parts])
         tasks = torch.repeat_interleave(torch.tensor([len(labels) for _, labels in self._parts]))
-        by_size, by_purity = {}, {}
-        pure = [self._groups(tasks, size, 1.0) for size in SIZES]
+        by_size = {name: [sum(by_task) / len(by_task) for by_task in rows] for name, rows in self._by_size.items()}
+        by_purity = {}
         mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
         for name, way in self._inference.ways.items():
-            ask = _Question(self._inference, way, heard.evidence[name], heard.opinion(way.expert), labels)
-            by_size[name] = [ask.accuracy(groups, "pooled") for groups in pure]
             if name in (self._inference.chosen, "cosine"):
+                ask = _Question(self._inference, way, heard.evidence[name], heard.opinion(way.expert), labels)
                 rules = ("pooled", "alone", "mixture") if way.router.adds else ("pooled", "alone")
                 by_purity[name] = {rule: [ask.accuracy(groups, rule) for groups in mixed] for rule in rules}
         return {"sizes": list(SIZES), "size": by_size, "purities": list(PURITIES), "purity": by_purity}

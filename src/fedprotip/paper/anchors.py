@@ -20,6 +20,8 @@ Figure = tuple[str, str, str]
 """Metric, mode, and the part that a figure is about: a task, a kind of message, a phase."""
 DIGITS = {"acc": 2, "ft": 2}
 """Digits that the paper prints; of all other metrics three."""
+ROUTING_AT_END = "routing at the end"
+"""By task, after the last one; "routing" is over all tasks so far, right after each."""
 DOMAIN_ORDERS = {
     1: ["clipart", "real", "painting", "sketch", "infograph", "quickdraw"],
     2: ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
@@ -122,8 +124,10 @@ def figures(summary: CellSummary) -> dict[Figure, float]:
     found: dict[Figure, float] = {}
     for metric, values in (("acc", summary.accuracy), ("ft", summary.forgetting)):
         found |= {(metric, mode, ""): value for mode, value in values.items()}
-    for mode, by_task in summary.routing.by_task.items():
-        found |= {("routing", mode, f"task {task}"): share for task, share in enumerate(by_task, 1)}
+    for mode, reading in summary.routing_over_tasks.items():  # Table 14 fits so_far (docs/paper-map.md)
+        for metric, shares in (("routing", reading.so_far), (ROUTING_AT_END, reading.at_end)):
+            known = [(task, share) for task, share in enumerate(shares, 1) if share is not None]
+            found |= {(metric, mode, f"task {task}"): share for task, share in known}
     for kind, by_task in summary.mib_by_task.items():
         found |= {("mib", "", f"{kind} task {task}"): size for task, size in enumerate(by_task, 1)}
         found["mib", "", kind] = sum(by_task) / len(by_task)

@@ -21,7 +21,7 @@ from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
 from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.paper import comparison as report
-from fedprotip.paper.anchors import Published, figures, find
+from fedprotip.paper.anchors import ROUTING_AT_END, Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.finished import CellSummary, FinishedCell
 from fedprotip.paper.protocols import CODE, PROTOCOLS, SCALES, WHY_CODE, Protocol, Row, protocol
@@ -38,7 +38,8 @@ RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 SAME_ROW = QUIET | {"clients.workers", "model.weights"}
 """Settings that do not make another row: where things are, and how fast it goes (clients.workers: in older cells)."""
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
-"""Measured figures that the paper shows without printing a number."""
+SHOWN |= dict.fromkeys(("fig4", "table14"), ("routing", ROUTING_AT_END))
+"""Measured figures that the paper shows without printing a number, or that can be read in another way."""
 
 
 @dataclass(frozen=True)

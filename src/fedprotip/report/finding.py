@@ -24,10 +24,11 @@ def routing(run: RunData) -> Section:
     ]
     table, grids = tables.routing(run), _ways(run)
     if table.rows:
-        alt = "Bar chart of the share of right routing decisions for each task."
-        pictures.append(Picture("routing_by_task", plots.routing_by_task(run), alt))
+        alt = "Chart of the share of samples that were sent to a right task, for each task."
+        pictures.append(Picture("routing_by_task", plots.routing_by_task(run), alt, _readings(run)))
         rows = [[f"task {row[0]}", *(percent(value) for value in row[1:])] for row in table.rows]
-        grids.append(Grid(["", *table.columns[1:]], rows, "Right decisions by task", folded=True))
+        heads = [column.replace("_", " ") for column in table.columns[1:]]
+        grids.append(Grid(["", *heads], rows, "Samples sent to a right task, by task", folded=True))
     shares = [f"{percent(share)} in mode {mode}" for mode, share in summary.routing.shares.items()]
     intro = f"The right task was found for {' and '.join(shares)}. " if shares else ""
     if len(summary.routers) > 1:
@@ -44,6 +45,18 @@ def _no_room(run: RunData) -> str:
     return (
         f" U_L of the first task spans all {first.dims['routing']} features, so later tasks have no direction of their "
         "own and the ways cosine and gaussian cannot tell them from it: method.routing_rank = 20 leaves them room."
+    )
+
+
+def _readings(run: RunData) -> str:
+    """What the figures by task are about; empty where only those of the end are known."""
+    if not run.summary.routing_over_tasks:
+        return ""
+    return (
+        "Bars: the samples of each task, asked after the last task. Lines, and “so far” in the table: the samples of "
+        "all tasks up to that one, asked right after it was learned; after the first task there is nothing to confuse, "
+        "and the published figures by task begin with 1, so they are compared with these. “Newest”: right after a "
+        "task, its own samples alone."
     )
 
 
@@ -85,7 +98,7 @@ def together(run: RunData) -> Section:
         alt += ", ".join(f"{number(v)} % with {n}" for n, v in zip(sweeps.sizes, sweeps.size[chosen], strict=True))
         caption = (
             "More samples of one task make that task easier to find. The broad line is the way this run uses. "
-            "Groups are drawn at random, so one sample may differ a little from mode single."
+            "Every test sample counts alike at each size; one at a time is mode single."
         )
         pictures.append(Picture("accuracy_over_size", plots_finding.accuracy_over_size(run), alt + ".", caption))
         rows = [[way, *map(number, values)] for way, values in sweeps.size.items()]

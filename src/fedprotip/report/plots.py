@@ -69,20 +69,27 @@ def routing_confusion(run: RunData, mode: str) -> Figure:
 
 @style.styled
 def routing_by_task(run: RunData) -> Figure:
-    """Share of right routing decisions for each task; the dotted line is guessing."""
-    by_task = run.summary.routing.by_task
-    figure, (axes,) = style.new_figure(2.8)
+    """Share of samples sent to a right task (the paper's Fig. 4a), read in two ways; the dotted line is guessing.
+
+    Bars: each task at the end. Lines: all tasks so far, right after each task.
+    """
+    by_task, over = run.summary.routing.by_task, run.summary.routing_over_tasks
+    figure, (axes,) = style.new_figure(3.2)
     width, tasks = 0.8 / len(by_task), max(map(len, by_task.values()))
     for index, (mode, shares) in enumerate(by_task.items()):
         values = 100 * style.as_floats(shares)
         places = np.arange(1, len(values) + 1) + (index - (len(by_task) - 1) / 2) * width
-        axes.bar(places, values, 0.92 * width, label=mode, color=style.MODE_COLOURS[mode])
+        colour, marker = style.MODE_COLOURS[mode], style.MODE_MARKERS[mode]
+        axes.bar(places, values, 0.92 * width, label=f"{mode}, at the end", color=colour, alpha=0.55 if over else 1.0)
+        if mode in over:
+            so_far = 100 * style.as_floats(over[mode].so_far)
+            axes.plot(range(1, len(so_far) + 1), so_far, color=colour, marker=marker, label=f"{mode}, tasks so far")
     axes.axhline(100 / tasks, color="#333333", linestyle=":", linewidth=1.2, label="guessing")
     axes.set_ylim(0, 103)
-    axes.set_ylabel("right decisions (%)")
+    axes.set_ylabel("task found (%)")
     style.task_axis(axes, tasks)
     axes.grid(axis="y")
-    style.legend_above(axes, len(by_task) + 1)
+    style.legend_above(axes, 2)
     return figure
 
 

@@ -6,7 +6,7 @@ Tasks are counted from 1 in every table.
 import csv
 import io
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -57,10 +57,28 @@ def matrix(run: RunData, mode: str) -> Table:
 
 
 def routing(run: RunData) -> Table:
-    """Share of right routing decisions for each task, configured router."""
-    by_task = run.summary.routing.by_task
-    rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*by_task.values()))]
-    return Table("routing", ["task", *by_task], rows)
+    """Share of samples sent to a right task, configured router: at the end by task, and right after each task.
+
+    so_far: of all tasks up to that one. newest: of that task alone.
+    """
+    parts: dict[str, Sequence[Number]] = dict(run.summary.routing.by_task)
+    for reading in ("so_far", "newest"):
+        for mode, found in run.summary.routing_over_tasks.items():
+            parts[f"{mode}_{reading}"] = getattr(found, reading)
+    rows = [[t + 1, *values] for t, values in enumerate(zip_longest(*parts.values()))]
+    return Table("routing", ["task", *parts], rows)
+
+
+def routing_after(run: RunData) -> Table:
+    """Share of samples sent to a right task, by every router, of each task after each task."""
+    rows: list[list[Cell]] = [
+        [router, mode, event.task + 1, task, share]
+        for event in run.tasks
+        for router, modes in event.routing.items()
+        for mode, by_task in modes.items()
+        for task, share in enumerate(by_task, 1)
+    ]
+    return Table("routing_after", ["router", "mode", "after_task", "task", "share"], rows)
 
 
 def routers(run: RunData) -> Table:
@@ -187,7 +205,8 @@ def memory(run: RunData) -> Table:
 def all_tables(run: RunData) -> list[Table]:
     """Every table of a run that has rows."""
     tables = [headline(run), *(matrix(run, mode) for mode in MODES if mode in run.summary.matrix)]
-    tables += [routing(run), routers(run), sweep_size(run), sweep_purity(run), confidence(run), unknown(run)]
+    tables += [routing(run), routing_after(run), routers(run)]
+    tables += [sweep_size(run), sweep_purity(run), confidence(run), unknown(run)]
     tables += [drift(run), ranks(run), traffic(run), seconds(run), memory(run)]
     tables += [geometry(run), geometry_rounds(run)]
     return [table for table in tables if table.rows]

@@ -37,13 +37,18 @@ class TaskDone(Event):
     task: int
     seconds: dict[str, float] = {}  # phase → of this task
     accuracy: dict[str, float] = {}  # mode → mean over the tasks so far, %
+    router: str = ""  # the configured one of the next
+    routing: dict[str, dict[str, list[float]]] = {}  # router → mode → share of samples sent to a right task, by task
     ranks: dict[str, int] = {}  # layer → rank R of its subspace
     dims: dict[str, int] = {}  # layer → input width d
 
     @model_validator(mode="after")
-    def _every_rank_has_its_width(self) -> "TaskDone":
+    def _nothing_is_missing(self) -> "TaskDone":
         if missing := self.ranks.keys() - self.dims.keys():
             raise BadRecord(f"dims has no width of {min(missing)}.")
+        for router, modes in self.routing.items():
+            if any(len(by_task) != self.task + 1 for by_task in modes.values()):
+                raise BadRecord(f"routing.{router} does not have a share for each of {self.task + 1} tasks.")
         return self
 
 

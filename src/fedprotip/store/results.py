@@ -1,5 +1,6 @@
 """What a run measured: `summary.json`, under stable keys that other tools read, `geometry.json` and `memory.json`."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import model_validator
@@ -26,6 +27,28 @@ class Routing(Part):
     def by_task(self) -> dict[str, list[float]]:
         found = {"single": self.single_by_task, "batch64": self.batch64_by_task}
         return {mode: shares for mode, shares in found.items() if shares}
+
+
+class RoutingOverTasks(Part):
+    """Shares of samples that the configured router sent to a right task, from the evaluations after all tasks.
+
+    Entry i of each is about task i: three things that "routing at each task" may mean. None where an evaluation is not
+    recorded. The by-task shares of every evaluation and router are in events.jsonl.
+    """
+
+    at_end: list[Number] = []  # samples of that task, after the last task
+    so_far: list[Number] = []  # right after that task: samples of all tasks up to it, each task counted alike
+    newest: list[Number] = []  # right after that task: its own samples
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float] | None]) -> "RoutingOverTasks":
+        """`rows`: after each task the shares by task; None where nothing is known."""
+        unknown: Sequence[Number] = [None] * len(rows)
+        return cls(
+            at_end=list(rows[-1] or unknown),
+            so_far=[sum(row) / len(row) if row else None for row in rows],
+            newest=[row[-1] if row else None for row in rows],
+        )
 
 
 class RouterFigures(Part):
@@ -89,6 +112,7 @@ class Summary(Record):
     accuracy: dict[str, float]
     forgetting: dict[str, float]
     routing: Routing = Routing()
+    routing_over_tasks: dict[str, RoutingOverTasks] = {}  # mode → readings of the configured router
     routers: dict[str, RouterFigures] = {}
     confidence: Confidence = Confidence()
     unknown: dict[str, Number] = {}
