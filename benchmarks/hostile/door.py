@@ -19,7 +19,7 @@ from torch import Tensor
 from fedprotip import api
 from fedprotip.federation.engines import build_engine
 from fedprotip.federation.engines.base import Engine, answered
-from fedprotip.federation.parcels import LOST, Ask, Reply, Request
+from fedprotip.federation.parcels import LOST, Ask, Reply, Request, answering, answers
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.methods.site import Site
@@ -139,13 +139,14 @@ class Infiltrated:
             (reply,) = self._inner.ask([request])
         if reply.message is None:
             raise RuntimeError(reply.error)
-        self._past.setdefault(ask.exchange, []).append(reply.message)
+        honest = answers(reply.message, ask.step)
+        self._past.setdefault(ask.exchange, []).append(honest)
         if not attacked:
             return reply.message
-        made = self._say(reply.message, ask)
+        made = self._say(honest, ask)
         if made.kind == LOST and ask.since is not None:  # as an engine with real clients does
             request.anew(made)
-            made = self._say(reply.message, ask)
+            made = self._say(honest, ask)
         return made
 
     def _say(self, honest: Message, ask: Ask) -> Message:
@@ -157,7 +158,9 @@ class Infiltrated:
                 self._seen.clear()
             self._seen.append({name: tensor.clone() for name, tensor in scene.received.items()})
         said = self._attack.change(honest, scene)
-        return Message.from_bytes(said if isinstance(said, bytes) else said.to_bytes())
+        if isinstance(said, bytes):
+            return Message.from_bytes(said)
+        return Message.from_bytes(answering(said, ask).to_bytes())  # it knows which question it answers
 
 
 @contextmanager

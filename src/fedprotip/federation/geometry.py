@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedprotip.federation.engines.base import Engine, Private
-from fedprotip.federation.parcels import Ask, Reply, Request
+from fedprotip.federation.parcels import Ask, Reply, Request, answers
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.methods.local import Local, Own
@@ -254,7 +254,7 @@ class Probe:
         if not exchange.trains or ask.round is None or ask.round % self._every:
             return
         try:
-            exchange.check(message, site)
+            exchange.check(answers(message, ask.step), site)
         except Exception:  # the server leaves it out, and says so
             return
         layers = self._layers(ask.task)

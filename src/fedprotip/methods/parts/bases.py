@@ -125,11 +125,17 @@ class Bases(Exchange):
         if not names <= layers.keys() or (bank.layers and names != bank.layers.keys()):
             raise BadMessage(f"bases of {sorted(names)} came, expected {sorted(bank.layers or layers)}")
         widths = {name: layers[name] for name in sorted(names)} | {ROUTING: features}
-        specs = {name: Spec((d, -1), self.precision, orthonormal=True, at_most=d) for name, d in widths.items()}
+        most = self.options.columns  # no more directions than columns
+        specs = {
+            name: Spec((d, -1), self.precision, orthonormal=True, at_most=min(d, most)) for name, d in widths.items()
+        }
         ranks = {name: message.tensors[name].shape[-1] for name in specs if name in message.tensors}
         specs |= {SIGMA + name: Spec((rank,)) for name, rank in ranks.items() if self._by_energy(name)}
         message.check(self.name, specs)
-        message.check_meta(*message.meta.keys() & {"rest"})
+        weighed = {name for name in ranks if self._by_energy(name)}
+        message.check_meta(*(["rest"] if weighed else []))
+        if weighed and (not isinstance(message.meta["rest"], dict) or message.meta["rest"].keys() != weighed):
+            raise BadMessage("energies of other layers came than those that are asked for")
         for name in ranks:
             if self._by_energy(name):
                 self._check_energies(name, message)
