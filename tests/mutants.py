@@ -172,9 +172,9 @@ MUTANTS = [
     ),
     Mutant(
         "rounds without an update do not count",
-        "federation/loop.py",
-        "0 if replies else server.progress.barren + 1",
-        "0",
+        "federation/server.py",
+        "progress.barren, progress.failing = progress.barren + 1,",
+        "progress.barren, progress.failing = 0,",
         ("tests/federation/test_loop.py::test_when_all_clients_fail_the_run_stops_with_the_reason_and_can_be_resumed",),
     ),
     # Task identity and metrics

@@ -115,7 +115,7 @@ def test_a_resting_client_holds_nothing(tmp_path, monkeypatch):
         alive[:] = [weakref.ref(parameter) for parameter in self._site.network.parameters()]
         alive.extend(weakref.ref(t) for _, group, _ in self._folder._objects._saved.values() for t in group.values())
         assert alive
-        assert self._folder.store.cached_bytes or parcel[0].meta["exchange"] != "statistics"
+        assert self._folder.store.cached_bytes or parcel[0].meta["exchange"] != "basis"
         self.rest()
         gc.collect()
         assert not [ref for ref in alive if ref() is not None]

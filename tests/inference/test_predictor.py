@@ -291,7 +291,7 @@ FORGED = {
     "a basis of other features": (tensor("subspaces/routing/0001", lambda t: t[:-1]), "routing/0001 has shape"),
     "a map to very many features": (plan("answering", "experts", "statistics", "features", value=10**12), "maps to"),
     "a seed that is none": (plan("answering", "experts", "statistics", "seed", value="x"), "do not fit"),
-    "a very wide network": (plan("model", "width", value=10**12), "differs|do not fit"),
+    "a very wide network": (plan("model", "width", value=10**12), "differs|do not fit|model.width"),
     "a very deep network": (plan("model", "depth", value=10**12), "model.depth|differs"),
     "an image without end": (plan("pixels", "shape", value=[1, 10**6, 10**6]), "no image, or has more than"),
     "no spread of colours": (plan("pixels", "std", value=[0.0]), "not above 0"),

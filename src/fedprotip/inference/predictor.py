@@ -6,6 +6,7 @@ for answer in predictor.predict(images):
     print(answer.label, answer.probability, answer.unusual)
 """
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import ambient_stream
 from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
+from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import shortened
 from fedprotip.stream.plan import Plan
 
 SUFFIX = ".safetensors"
 TOGETHER = 512
 """Images of one forward pass."""
+BYTES_PER_PIXEL = 64
+"""What answering an image takes at least, for each of its numbers: the image and a few maps of it."""
 DEEP = 1000
 """Layers that a backbone may have without a tensor for each of them."""
 MISFITS = (
@@ -138,6 +142,9 @@ def load(folder: str | Path) -> Predictor:
         raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
     if "model" + SUFFIX not in files:
         raise RunError(f"{run.path / 'manifest.json'} names no model{SUFFIX}: the folder is not whole.")
+    pixels = max(math.prod(plan.pixels.shape), math.prod(plan.pixels.given))
+    if BYTES_PER_PIXEL * pixels > machine_bytes():
+        raise RunError(f"{run.path / 'plan.json'}: images of {pixels:,} numbers are too large for this machine.")
     try:
         predictor = _put_together(run, plan, files)
         predictor.predict(torch.zeros(1, *plan.pixels.given))

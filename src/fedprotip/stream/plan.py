@@ -18,8 +18,8 @@ from fedprotip.stream.transforms import enlarge
 Options = dict[str, bool | int | float | str]
 Shape = tuple[int, int, int]
 """(channels, height, width)"""
-LARGEST = 2**22
-"""Numbers of the largest image that a model takes; those of a dataset may be larger, and are made smaller."""
+LARGEST = 2**34
+"""Numbers of the largest image."""
 
 
 class WayPlan(Section):
@@ -62,7 +62,7 @@ class Pixels(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Pixels":
-        for name, shape, most in (("shape", self.shape, LARGEST), ("given", self.given, 16 * LARGEST)):
+        for name, shape, most in (("shape", self.shape, LARGEST), ("given", self.given, LARGEST)):
             if min(shape) < 1 or math.prod(shape) > most:
                 raise ValueError(f"{name} = {shape} is no image, or has more than {most:,} numbers")
         for name, values in (("mean", self.mean), ("std", self.std)):

@@ -55,8 +55,8 @@ class References(Exchange):
         same = (counts[: len(before)] > 0) & (before > 0)
         if (counts[: len(before)] > before)[before > 0].any():
             raise BadMessage("it refers to more samples of an earlier task than it did before")
-        told = values[: len(before), : len(before)][same]
-        if not torch.allclose(told, old[same], rtol=1e-3, equal_nan=True):
+        told, known = values[: len(before), : len(before)][same], old[same]
+        if not torch.allclose(torch.where(known.isnan(), known, told), known, rtol=1e-3, equal_nan=True):
             raise BadMessage("its references to earlier tasks are others than before")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
