@@ -5,6 +5,8 @@ import pytest
 from fedprotip.cells import plan_cells, run_cells
 from fedprotip.report import comparison_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):

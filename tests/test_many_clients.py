@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import fedprotip
@@ -29,6 +30,7 @@ def peak(tmp_path, clients):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_clients(tmp_path):
     """Of the whole process, on a machine that may be busy: the exact measure is the test below."""
     few, many = peak(tmp_path, 10), peak(tmp_path, 200)

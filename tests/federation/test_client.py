@@ -230,7 +230,7 @@ def test_what_fails_in_an_answer_leaves_the_client_where_it_was(tmp_path, monkey
     """It trained and then failed: the next round begins from the model it was sent, also in another process."""
     from tests.sites import through
 
-    failed = []
+    failed, plain = [], results(undisturbed())
 
     def fails_once(answer, local, name):
         message = answer()
@@ -244,7 +244,7 @@ def test_what_fails_in_an_answer_leaves_the_client_where_it_was(tmp_path, monkey
         fedprotip.run(small(f"run.engine={engine}"), out=tmp_path / engine)
     assert len(failed) == 2
     assert results(tmp_path / "apart") == results(tmp_path / "local")
-    assert results(tmp_path / "apart")["model.safetensors"] != results(undisturbed())["model.safetensors"]
+    assert results(tmp_path / "apart")["model.safetensors"] != plain["model.safetensors"]
 
 
 def test_a_parcel_without_a_plan_is_refused(tmp_path):
