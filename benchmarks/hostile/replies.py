@@ -57,13 +57,18 @@ several(
         "meta_texts": told(dict.fromkeys(("loss", "samples", "withheld", "rest"), "text")),
         "meta_lists": told({key: [[]] for key in ("loss", "samples", "withheld", "rest")}),
         "meta_nothing": told(dict.fromkeys(("loss", "samples", "withheld", "rest"))),
-        "everything_zero": lambda m, s: with_tensors(m, {n: torch.zeros_like(t) for n, t in m.tensors.items()}),
         "everything_nan": times(torch.nan),
         "everything_largest": lambda m, s: each(m, lambda t: torch.full_like(t, torch.finfo(t.dtype).max)),
         "integers_largest": lambda m, s: with_tensors(
             m, {n: t if t.is_floating_point() else torch.full_like(t, 2**63 - 1) for n, t in m.tensors.items()}
         ),
     },
+)
+several(
+    EVERY,
+    "Every number is zero",
+    {"everything_zero": lambda m, s: with_tensors(m, {n: torch.zeros_like(t) for n, t in m.tensors.items()})},
+    needs_robust=True,
 )
 several(
     EVERY,

@@ -116,7 +116,7 @@ def lies_from_the_start(message: Message, scene: Scene) -> Said:
     return told({"samples": 10**12})(message, scene) if scene.ask.exchange == PRESENCE else message
 
 
-@attack(PRESENCE, MODEL)
+@attack(PRESENCE, MODEL, needs_robust=True)
 def ten_times_as_many_samples(message: Message, scene: Scene) -> Said:
     """Ten times its samples as it joins and in every round, and a negated step."""
     samples = 10 * message.meta["samples"]

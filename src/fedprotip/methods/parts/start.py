@@ -16,6 +16,7 @@ class ClosedStart(Exchange):
     """Statistics of features as they are; the head that follows travels like a round's result."""
 
     name, when, needed = "start", "begin", False
+    slack = statistics.SLACK
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
