@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedprotip.federation.parcels import Ask
+from fedprotip.federation.parcels import Ask, answering, answers
 from fedprotip.messages import BadMessage, Message, pack_parcel, unpack_parcel
 
 ASK = Ask("model", task=2, round=None, step=17, since=None, keep=3)
@@ -62,3 +62,13 @@ def test_bytes_that_are_no_parcel_are_refused():
     for junk in (b"\0", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 4):
         with pytest.raises(BadMessage):
             unpack_parcel(junk)
+
+
+def test_a_reply_says_which_question_it_answers():
+    ask = Ask("model", 1, 2, step=7, since=6, keep=0)
+    sent = answering(Message("model", meta={"loss": 0.5}), ask)
+    assert sent.meta == {"loss": 0.5, "step": 7}
+    assert answers(sent, 7).meta == {"loss": 0.5}
+    for meta in ({"loss": 0.5}, {"step": 6}, {"step": "7"}, {"step": True}, {"step": None}):
+        with pytest.raises(BadMessage, match="does not answer question 7"):
+            answers(Message("model", meta=meta), 7)

@@ -1,0 +1,137 @@
+"""What the server can know without seeing any sample: replies that cannot be true are refused."""
+
+import pytest
+import torch
+
+from fedprotip.inference.statistics import Sums, pack
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.exchange import Sender
+from fedprotip.methods.parts import statistics
+from fedprotip.methods.parts.calibration import BINS, TEMPERATURES, Calibrating
+from fedprotip.methods.parts.references import References
+from fedprotip.methods.parts.training import Training
+from fedprotip.stream.plan import Answering
+from tests.sites import Ends
+from tests.small import small
+
+
+def told(counts=(30, 20), d=6, seed=0):
+    """Statistics of features that are not negative."""
+    chance = torch.Generator().manual_seed(seed)
+    rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    sums = Sums.zeros(len(counts), d)
+    sums.add(torch.rand(len(rows), d, generator=chance), rows)
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    return Message(statistics.KIND, tensors, {"withheld": 0})
+
+
+def changed(message, **tensors):
+    return Message(message.kind, message.tensors | tensors, message.meta)
+
+
+def test_honest_statistics_pass():
+    statistics.check(told(), statistics.KIND, 2, 6)
+    statistics.check(told((1, 1)), statistics.KIND, 2, 6)
+    statistics.check(told((0, 5)), statistics.KIND, 2, 6)
+    statistics.check_signs(told(), positive=True)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e-12, 1e-20])
+def test_features_that_are_almost_dead_pass(factor):
+    """Rounding of tiny numbers is absolute."""
+    honest = told()
+    tensors = {name: honest.tensors[name] * factor**power for name, power in (("sums", 1), ("moment", 2))}
+    statistics.check(changed(honest, **tensors), statistics.KIND, 2, 6)
+
+
+def test_a_moment_must_fit_sums_and_counts():
+    honest = told()
+    moment = honest.tensors["moment"]
+    products = moment.clone()
+    products[1] *= 3  # above what the two variances allow
+    for tensors in (
+        {"moment": products},
+        {"moment": -moment},
+        {"moment": moment / 4},
+        {"sums": honest.tensors["sums"] * 3},
+    ):
+        with pytest.raises(BadMessage, match="second moment is none"):
+            statistics.check(changed(honest, **tensors), statistics.KIND, 2, 6)
+
+
+def test_features_of_a_relu_have_no_negative_sums():
+    negated = changed(told(), sums=-told().tensors["sums"])
+    statistics.check(negated, statistics.KIND, 2, 6)  # its moment fits
+    statistics.check_signs(negated, positive=False)
+    with pytest.raises(BadMessage, match="cannot be negative"):
+        statistics.check_signs(negated, positive=True)
+
+
+def test_counts_are_those_of_the_samples_it_has():
+    statistics.check_counts(told(), Sender(0, 50), 5)
+    few = Message(statistics.KIND, told((30, 0)).tensors, {"withheld": 1})
+    for samples in (31, 34):
+        statistics.check_counts(few, Sender(0, samples), 5)
+    for message, samples in ((told(), 49), (told(), 5000), (told(), None), (few, 30), (few, 35), (told((30, 3)), 33)):
+        with pytest.raises(BadMessage):
+            statistics.check_counts(message, Sender(0, samples), 5)
+
+
+def test_the_length_of_features_and_its_inverse_are_compared():
+    sizes = statistics.sizes(told())
+    assert sizes["length of features"] == pytest.approx(1 / sizes["inverse length of features"])
+    assert statistics.sizes(Message(statistics.KIND, told((0, 0)).tensors, {"withheld": 2})) == {}
+
+
+def test_numbers_of_samples_stay_what_they_were():
+    message = Message("model", meta={"samples": 10, "loss": 1.0})
+    Training().check_sender(message, None, Sender(0, 10))
+    for samples in (9, None):
+        with pytest.raises(BadMessage, match="are stated"):
+            Training().check_sender(message, None, Sender(0, samples))
+
+
+def test_no_more_is_scored_than_can_be_held_back(tmp_path):
+    settings = small(clients={"held_back": 0.2})
+    site = Ends(settings, tmp_path).site()
+    exchange = Calibrating(Answering(), settings.train)
+
+    def scored(count):
+        distances = torch.zeros(BINS, dtype=torch.int64)
+        distances[3] = count
+        return Message("calibration", {"loss": torch.ones(len(TEMPERATURES)).double() * count, "distances": distances})
+
+    exchange.check(scored(10), site)
+    exchange.check_sender(scored(10), site, Sender(0, 40))  # of 50
+    with pytest.raises(BadMessage, match="held back"):
+        exchange.check_sender(scored(11), site, Sender(0, 40))
+    too_much = Message("calibration", scored(10).tensors | {"loss": torch.full((len(TEMPERATURES),), 501.0).double()})
+    with pytest.raises(BadMessage, match="larger than so many samples"):
+        exchange.check(too_much, site)
+
+
+def test_references_to_earlier_tasks_stay(tmp_path):
+    site = Ends(small(), tmp_path).site(task=1)
+    first = {"values": torch.tensor([[[1.0]]]), "variances": torch.zeros(1, 1, 1), "counts": torch.tensor([[20]])}
+    known = {"references/clients": torch.tensor([4])} | {f"references/{name}": part for name, part in first.items()}
+    site.known.update(known)
+
+    def reply(value=1.0, counts=(20, 30)):
+        values = torch.tensor([[value, 0.3], [0.2, 0.9]])
+        return Message("reference", {"values": values, "variances": torch.zeros(2, 2), "counts": torch.tensor(counts)})
+
+    exchange = References()
+    exchange.check(reply(), site)
+    for fine in (reply(), reply(counts=(0, 30)), reply(counts=(20, 0))):
+        exchange.check_sender(fine, site, Sender(4, 30))
+    exchange.check_sender(reply(value=5.0), site, Sender(2, 30))  # of another client nothing is known
+    for bad in (reply(value=1.1), reply(counts=(21, 30)), reply(counts=(20, 31))):
+        with pytest.raises(BadMessage):
+            exchange.check_sender(bad, site, Sender(4, 30))
+
+
+def test_whether_features_can_be_negative_is_found_by_noise(tmp_path):
+    ends = Ends(small(), tmp_path)
+    assert ends.site().positive_features()  # a perceptron ends with a ReLU
+    ends.network.backbone.append(torch.nn.Linear(24, 24))
+    assert not ends.site().positive_features()
