@@ -54,6 +54,7 @@ def quick_values():
     yield "model", "width", SMALL["model"]["width"]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_runs(tmp_path, monkeypatch, capsys, small_defaults):
     """In the order of the README, in an empty folder: what one command makes, the next one uses."""
     monkeypatch.chdir(tmp_path)
@@ -149,7 +150,7 @@ def test_a_method_has_its_own_router_and_state(tmp_path, monkeypatch, extensions
 
 
 ASKED = {
-    "engines": ("anchor", conformance.test_all_engines_give_the_same_bytes, {}),  # the script runs prototypes so
+    "engines": ("anchor", conformance.test_all_engines_give_the_same_bytes, {"engine": "apart"}),
     "kill": ("prototypes", conformance.test_killed_and_resumed_is_uninterrupted, {"engine": "apart"}),
     "ledger": ("prototypes", conformance.test_every_message_that_crossed_is_in_the_ledger, {}),
     "shape": ("prototypes", conformance.test_a_bad_client_is_left_out_and_named, {"fault": "other_shape"}),
@@ -166,6 +167,7 @@ def test_the_methods_of_the_document_conform(tmp_path, monkeypatch, extensions, 
     check(tmp_path=tmp_path, method=method, **patch, **more)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_document_runs(tmp_path, extensions):
     """As a process of its own, as a reader would start it: three engines, the same bytes, and answers."""
     path = os.pathsep.join([str(Path(fedprotip.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

@@ -62,6 +62,7 @@ def wait_for_news(folder: Path, process, known):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, uninterrupted):
     """SIGKILL of a real process, again and again, a random moment after it made some progress."""
     folder, settings = tmp_path / "r", tmp_path / "settings.toml"

@@ -54,11 +54,11 @@ def everything(folder):
     return results(folder) | {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.parametrize("engine", ["apart", pytest.param("pool", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
-def test_all_engines_give_the_same_bytes(tmp_path, method):
+def test_all_engines_give_the_same_bytes(tmp_path, method, engine):
     local = run(tmp_path / "local", method)
-    for engine in ("apart", "pool"):
-        assert run(tmp_path / engine, method, f"run.engine={engine}") == local
+    assert run(tmp_path / engine, method, f"run.engine={engine}") == local
 
 
 def stop(monkeypatch, question):

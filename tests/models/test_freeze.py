@@ -61,8 +61,8 @@ def model_bytes(folder, task):
 @pytest.mark.parametrize(
     ("model", "freeze_from"),
     [
-        ("resnet18", "first"),
-        ("resnet18", "start"),
+        pytest.param("resnet18", "first", marks=pytest.mark.slow),
+        pytest.param("resnet18", "start", marks=pytest.mark.slow),
         ("vit", "first"),
         ("vit", "start"),
         ("small_cnn", "start"),
