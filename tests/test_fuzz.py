@@ -174,7 +174,7 @@ def test_assignments(command, begun, tmp_path):
             taken = getattr(getattr(begun[0], section), name, None)
             try:
                 said = tomllib.loads(f"v = {value}")["v"]
-            except tomllib.TOMLDecodeError:
+            except ValueError:  # no TOML, or a number of too many digits: a text
                 said = value
             foreign = section == "method" and name not in type(begun[0].method).model_fields
             assert foreign or key == "run.out" or taken == said or str(said).startswith("2024"), (key, value, taken)
