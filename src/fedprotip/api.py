@@ -33,6 +33,7 @@ from fedprotip.report import write_report
 from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned, read_events
 from fedprotip.store.folder import MEMORY, RunFolder, explained, free_path
+from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients
 from fedprotip.stream.changes import Standing, check_data
@@ -279,7 +280,7 @@ def _fitting(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, BadMessage, LookupError, RuntimeError, TypeError, ValueError) as error:
-        told = shortened(f"{type(error).__name__}: {error}", 200)
+        told = one_line(f"{type(error).__name__}: {error}", 200)
         raise RunError(f"The checkpoint of {folder.path} does not fit its settings ({told}); start again.") from error
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedprotip.errors import RunError
 from fedprotip.store import events
-from fedprotip.store.records import BadRecord, LedgerLine, Manifest, Record, finite, read_ledger, read_record, shortened
+from fedprotip.store.records import BadRecord, LedgerLine, Manifest, Record, finite, one_line, read_ledger, read_record
 from fedprotip.store.results import Geometry, RoutingOverTasks, Summary
 
 SUMMARY = {
@@ -198,7 +198,7 @@ def test_what_a_client_says_is_bounded_and_printable():
     ("given", "kept"), [("", ""), ("abc", "abc"), ("abcd", "ab…"), ("é ü", "é ü"), ("a\tb", "a b")]
 )
 def test_a_text_is_cut_with_an_ellipsis(given, kept):
-    assert shortened(given, 3) == kept
+    assert one_line(given, 3) == kept
 
 
 def test_a_record_does_not_change_with_what_it_was_made_of():

@@ -12,7 +12,7 @@ from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import Absent, Event, Failure, Observer
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
-from fedprotip.store.memory import peak_rss_mb, watched
+from fedprotip.store.memory import Peak, peak_rss_mb, watched
 from fedprotip.store.records import LedgerLine, Line
 
 MOST_REASONS = 50
@@ -75,12 +75,13 @@ class Journal:
         start, gpu = time.perf_counter(), torch.cuda.is_available()
         if gpu:
             torch.cuda.reset_peak_memory_stats()
+        peak: Peak | None = None
         try:
             with watched() as peak:
                 yield
-        finally:
+        finally:  # Ctrl-C may come at any line
             progress.seconds[name] = progress.seconds.get(name, 0.0) + time.perf_counter() - start
-            _note_peak(progress, "rss", name, peak.mb)
+            _note_peak(progress, "rss", name, peak.mb if peak else None)
             _note_peak(progress, "gpu", name, torch.cuda.max_memory_allocated() / 2**20 if gpu else None)
 
     def flush(self) -> None:

@@ -27,7 +27,7 @@ from fedprotip.seeds import ambient_stream
 from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
-from fedprotip.store.records import shortened
+from fedprotip.store.records import one_line
 from fedprotip.stream.plan import Plan
 
 SUFFIX = ".safetensors"
@@ -150,7 +150,7 @@ def load(folder: str | Path) -> Predictor:
         predictor.predict(torch.zeros(1, *plan.pixels.given))
         return predictor
     except MISFITS as error:
-        told = shortened(f"{type(error).__name__}: {error}", 200)
+        told = one_line(f"{type(error).__name__}: {error}", 200)
         raise RunError(f"{run.path}: plan.json and the tensors do not fit together ({told}).") from None
 
 

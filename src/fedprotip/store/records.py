@@ -19,7 +19,7 @@ from fedprotip.errors import RunError
 from fedprotip.store.plain import PlainFolder, plain_name
 
 
-def shortened(text: str, most: int) -> str:
+def one_line(text: str, most: int) -> str:
     """Text that may be a client's, as it can stand in one line: printable, an ellipsis where it is too long."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
@@ -27,8 +27,8 @@ def shortened(text: str, most: int) -> str:
 
 Number = float | None
 """A figure; None (JSON null) where there is none."""
-Reason = Annotated[str, AfterValidator(lambda text: shortened(text, 300))]
-Kind = Annotated[str, AfterValidator(lambda text: shortened(text, 100))]
+Reason = Annotated[str, AfterValidator(lambda text: one_line(text, 300))]
+Kind = Annotated[str, AfterValidator(lambda text: one_line(text, 100))]
 
 
 FileName = Annotated[str, AfterValidator(plain_name)]
