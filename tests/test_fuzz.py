@@ -6,10 +6,8 @@ or is understood as something else than it says is a fault; the input stands in 
 
 import json
 import random
-import signal
 import sys
 import tomllib
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from fedprotip.settings import documentation, load, to_toml
 from fedprotip.stream.images import is_image, why_unreadable
 from tests.small import quick
 from tests.stream.trees import class_folders, picture
+from tests.watchdog import in_time
 
 pytestmark = pytest.mark.slow
 
@@ -86,24 +85,6 @@ TEXTS = [
 ]
 
 
-class Hang(BaseException):
-    pass
-
-
-@contextmanager
-def in_time():
-    def late(number, frame):
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`fedprotip` in this process: (exit code, stdout, sentence); fails on anything but a result or a sentence."""
@@ -112,7 +93,7 @@ def command(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["fedprotip", *map(str, arguments)])
         shown, code = f"{arguments!r} {note}"[:600], 0
         try:
-            with in_time():
+            with in_time(PATIENCE):
                 cli.main()
         except SystemExit as stop:
             code = stop.code or 0
@@ -365,7 +346,7 @@ def test_weights_files(tmp_path):
             path.write_bytes(damaged(path.read_bytes(), chance))
         here, said = backbone(), ""
         try:
-            with in_time():
+            with in_time(PATIENCE):
                 load_weights(here, path)
         except fedprotip.UsageError as error:
             said = str(error)

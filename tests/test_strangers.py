@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import signal
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from fedprotip.store.objects import sealed, unsealed
 from tests import damage
 from tests.sites import through
 from tests.small import NOT_EXACT, forged, quick, small
+from tests.watchdog import in_time
 
 TINY = {
     "stream": {"tasks": 2, "task_size": 2},
@@ -66,29 +65,10 @@ def outside(folder):
 PRECIOUS = {"victim": "precious\n"}
 
 
-@contextmanager
-def watched(seconds):
-    """A hang ends in a TimeoutError that nobody takes for a problem of the disk."""
-
-    class Hang(BaseException):
-        pass
-
-    def stop(*_):
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def told(folder, verb):
     """What a command gives, or the sentence with which it refuses; anything else fails the test."""
     try:
-        with watched(60):
+        with in_time(60):
             return verb(folder)
     except fedprotip.FedprotipError as error:
         sentence = str(error)

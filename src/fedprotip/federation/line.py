@@ -107,7 +107,7 @@ def in_line(replies: Iterable[Measured], slack: float, known: Known) -> Iterator
             else:
                 waiting.append(put_by(measured))
         for measured, place in waiting:
-            why = "" if others.accept(measured, slack) else others.excess(measured, slack)
-            yield passed(replace(restored(measured, place), refused=measured.refused or why))
+            why = measured.refused or others.excess(measured, slack)
+            yield passed(replace(restored(measured, place), refused=why))
     for name, sizes in kept.items():
         known[name] = [max(pair) for pair in zip(sizes, known.get(name, sizes), strict=True)]
