@@ -157,7 +157,7 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
     check_clients(stream)
     check_memory(needs(settings, method, stream))
     network = build_network(settings, stream.dataset.image_shape, method.routes)
-    check_memory([products(settings, method, network.features)])
+    check_memory([products(settings, method, network.stacked)])
     _check_optimizer(settings)
     if settings.run.geometry and not method.protects:
         raise UsageError(

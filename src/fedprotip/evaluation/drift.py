@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.experts import STATISTICS, StatisticsExpert
+from fedprotip.models.heads import Features
 
 
 class Drift:
@@ -22,11 +23,11 @@ class Drift:
             width = self._expert.gaussians.centres.shape[1]
             self._sums, self._counts = (torch.zeros(len(self._candidates), *size) for size in ((width,), ()))
 
-    def watch(self, tasks: Tensor) -> Callable[[Tensor, Tensor], None]:
+    def watch(self, tasks: Tensor) -> Callable[[Features, Tensor], None]:
         """Takes features and labels of samples of these tasks (n,), part by part in their order."""
         start = 0
 
-        def add(features: Tensor, labels: Tensor) -> None:
+        def add(features: Features, labels: Tensor) -> None:
             nonlocal start
             if self._expert:
                 places = self._candidates.find(labels, tasks[start : start + len(labels)])

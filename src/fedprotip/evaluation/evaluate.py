@@ -23,6 +23,7 @@ from fedprotip.evaluation.sweeps import Sweep
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.predictor import Predictor
 from fedprotip.models.batches import pieces
+from fedprotip.models.heads import Features
 from fedprotip.models.prefix import InputBatch, PrefixCache
 from fedprotip.settings import Settings
 from fedprotip.stream import Stream
@@ -66,13 +67,13 @@ class Evaluation:
 
 @torch.no_grad()
 def hear(
-    predictor: Predictor, batches: Iterable[InputBatch], watch: Callable[[Tensor, Tensor], None] | None = None
+    predictor: Predictor, batches: Iterable[InputBatch], watch: Callable[[Features, Tensor], None] | None = None
 ) -> tuple[Heard, Tensor]:
     """One forward pass over test samples, and their labels (n,); `watch` is shown features and labels, in order."""
     network = predictor.network.eval()
     device = next(network.parameters()).device
     parts, labels = [], []
-    for features, known in _together((network.embed(inputs.to(device)), known) for inputs, known in batches):
+    for features, known in _together((network.look(inputs.to(device)), known) for inputs, known in batches):
         parts.append(predictor.inference.hear(features))
         if watch:
             watch(features, known)
@@ -123,16 +124,16 @@ def evaluate(
     return result
 
 
-def _together(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _together(parts: Iterable[tuple[Features, Tensor]]) -> Iterator[tuple[Features, Tensor]]:
     """Features and labels in batches of at least TOGETHER samples, but for the last."""
-    waiting: list[tuple[Tensor, Tensor]] = []
+    waiting: list[tuple[Features, Tensor]] = []
     for part in parts:
         waiting.append(part)
         if sum(len(labels) for _, labels in waiting) >= TOGETHER:
-            yield torch.cat([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
+            yield Features.joined([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
             waiting = []
     if waiting:
-        yield torch.cat([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
+        yield Features.joined([features for features, _ in waiting]), torch.cat([labels for _, labels in waiting])
 
 
 def evaluate_unknown(
@@ -148,8 +149,7 @@ def evaluate_unknown(
     Rows of what stands still during the task are kept, for the evaluation at its end.
     """
     heard, _ = hear(predictor, _test_batches(predictor, stream, task, task, settings, cache))
-    found = predictor.inference.unusual(heard.scores)
-    return {name: auroc(torch.tensor(inside[name]), score) for name, score in found.items()}
+    return {name: auroc(torch.tensor(inside[name]), score) for name, score in heard.strange.items()}
 
 
 def _test_batches(
@@ -181,7 +181,7 @@ class _Confidence:
         """Samples that the chosen way has decided each alone, and their true labels."""
         self._sure.append(self._inference.sureness(heard, routed))
         self._right.append(routed.labels == labels)
-        for name, score in self._inference.unusual(heard.scores).items():
+        for name, score in heard.strange.items():
             self._inside.setdefault(name, []).append(score)
 
     def summary(self) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedprotip.inference.calibration import Calibration
+from fedprotip.inference.calibration import MEASURES, Calibration
 from fedprotip.inference.candidates import Candidates
-from fedprotip.inference.experts import HEADS, STATISTICS
+from fedprotip.inference.experts import HEADS, STATISTICS, StatisticsExpert
 from fedprotip.inference.groups import mixture
 from fedprotip.inference.parts import Expert, Router, Seen
+from fedprotip.models.heads import Features
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Heard:
     candidates: Candidates
     scores: dict[str, Tensor]  # expert → (n, C); the first is the model's own
     evidence: dict[str, Tensor]  # way → (n, E)
+    strange: dict[str, Tensor] = field(default_factory=dict)  # how unlike anything learned: score → (n,), high is odd
     _opinions: dict[str, Opinion] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -61,17 +63,18 @@ class Heard:
 
     def some(self, chosen: Tensor) -> "Heard":
         """About the chosen samples only."""
-        scores, evidence = (
-            {name: values[chosen] for name, values in part.items()} for part in (self.scores, self.evidence)
-        )
-        return Heard(self.candidates, scores, evidence)
+        parts = (self.scores, self.evidence, self.strange)
+        return Heard(self.candidates, *({name: values[chosen] for name, values in part.items()} for part in parts))
 
     @classmethod
     def joined(cls, parts: Sequence["Heard"]) -> "Heard":
         """About the samples of all parts, one after another."""
-        scores = {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores}
-        evidence = {name: torch.cat([part.evidence[name] for part in parts]) for name in parts[0].evidence}
-        return cls(parts[0].candidates, scores, evidence)
+
+        def cat(pieces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+            return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+        found = ([part.scores for part in parts], [part.evidence for part in parts], [part.strange for part in parts])
+        return cls(parts[0].candidates, *map(cat, found))
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,10 @@ class Inference:
     """The way of modes single and batch64; the others are reported beside it."""
     calibration: Calibration = field(default_factory=Calibration)
 
-    def hear(self, features: Tensor) -> Heard:
-        seen = Seen(features, {name: expert(features) for name, expert in self.experts.items()})
+    def hear(self, features: Features) -> Heard:
+        seen = Seen(features.final, {name: expert(features) for name, expert in self.experts.items()})
         evidence = {name: way.router.evidence(seen) for name, way in self.ways.items()}
-        return Heard(self.candidates, seen.scores, evidence)
+        return Heard(self.candidates, seen.scores, evidence, self._strange(features, seen.scores))
 
     # Labels
 
@@ -177,21 +180,18 @@ class Inference:
         places = torch.searchsorted(self.candidates.known[0], labels.clamp_min(0))
         return self.posterior(self.joint(heard, routed)).gather(1, places[:, None])[:, 0] * (labels >= 0)
 
-    def unusual(self, scores: dict[str, Tensor]) -> dict[str, Tensor]:
-        """How little samples look like anything learned, (n,), by every expert: higher is stranger.
+    def _strange(self, features: Features, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+        """How little samples look like anything learned, (n,), by every expert that can tell: higher is stranger.
 
-        mahalanobis: squared distance to the nearest class mean. energy: −log Σ exp of the heads' outputs.
+        odd, new: class statistics (`Backdrop`). energy: −log Σ exp of the heads' outputs.
         """
-        found = {}
-        if STATISTICS in scores:
-            found["mahalanobis"] = -2 * scores[STATISTICS].amax(1)
-        if HEADS in scores:
-            found["energy"] = -scores[HEADS].logsumexp(1)
-        return found
+        expert, found = self.experts.get(STATISTICS), {}
+        if isinstance(expert, StatisticsExpert):
+            found = expert.strange(features, scores[STATISTICS])
+        return found | ({"energy": -scores[HEADS].logsumexp(1)} if HEADS in scores else {})
 
-    def strangeness(self, scores: dict[str, Tensor]) -> Tensor:
+    def strangeness(self, heard: Heard) -> Tensor:
         """How unusual samples are among held-back ones, from 0 to 1; without class statistics NaN."""
-        found = self.unusual(scores).get("mahalanobis")
-        if found is None:
-            return torch.full((len(next(iter(scores.values()))),), torch.nan)
-        return self.calibration.unusual(found)
+        if any(name not in heard.strange for name in MEASURES):
+            return torch.full((len(heard),), torch.nan)
+        return self.calibration.unusual({name: heard.strange[name] for name in MEASURES})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedprotip.inference import experts, routers
 from fedprotip.inference.answers import Inference, Way
-from fedprotip.inference.calibration import Calibration
+from fedprotip.inference.calibration import Calibration, best_way
 from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.parts import EXPERTS, ROUTERS, Context, builder_of
 from fedprotip.models import Network
@@ -21,6 +21,7 @@ def assemble(answering: Answering, network: Network, knowledge: Tensors, classes
     def given(options: Options) -> Context:
         return Context(network, knowledge, classes, candidates, options)
 
+    chosen = best_way(answering, knowledge)
     return Inference(
         candidates,
         {name: builder_of("expert", name, EXPERTS)(given(options)) for name, options in answering.experts.items()},
@@ -28,6 +29,6 @@ def assemble(answering: Answering, network: Network, knowledge: Tensors, classes
             name: Way(builder_of("router", way.router, ROUTERS)(given(way.options)), way.expert, way.hard)
             for name, way in answering.ways.items()
         },
-        answering.chosen,
-        Calibration.recall(knowledge),
+        chosen,
+        Calibration.recall(knowledge, answering, chosen),
     )

@@ -1,7 +1,8 @@
-"""How sure to be: a temperature for probabilities, and how unusual an input is; both from sums over held-back samples.
+"""Which way to answer, how sure to be, and how unusual an input is: all from sums over held-back samples.
 
-Clients score samples they did not train on and send sums only: the loss at every temperature of a fixed grid, and how
-many samples lie in each bin of the distance. Sums of clients and tasks add up like class statistics.
+Clients try every way on samples they did not train on and send sums only: how often each was right, its loss at every
+temperature of a fixed grid, and how many samples lie in each bin of the distance. Sums of clients and tasks add up like
+class statistics.
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ import torch
 from torch import Tensor
 
 from fedprotip.store.files import Tensors
+from fedprotip.stream.plan import Answering
 
 TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
 MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here."""
-BINS = 2048
-"""Bins of `unusual`, from 0 to infinity."""
+MEASURES = ("odd", "new")
+"""What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
+BINS, FINE, WIDEST = 2048, 8.0, 16.0
+"""Bins of each of them: even steps of asinh(8·figure) from −16 to 16."""
 
 
 def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
@@ -32,9 +36,23 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def bin_of(distances: Tensor) -> Tensor:
-    """The bin (n,) of a squared distance ≥ 0: even steps of log(1 + distance), the last one without end."""
-    return (distances.clamp_min(0).log1p() * (BINS / 12)).clamp_max(BINS - 1).long()
+def bin_of(figures: Tensor) -> Tensor:
+    """The bin (n,) of a figure that is about 1 for usual samples: finest around 0, the first and last without end."""
+    place = ((FINE * figures.double()).asinh() / WIDEST + 1) * (BINS / 2)
+    return place.clamp(0, BINS - 1).long()
+
+
+def count_bins(strange: dict[str, Tensor]) -> Tensor:
+    """How many samples lie in each bin of each of the `MEASURES`, (2, BINS)."""
+    return torch.stack([torch.bincount(bin_of(strange[name]), minlength=BINS) for name in MEASURES])
+
+
+def best_way(answering: Answering, knowledge: Tensors) -> str:
+    """The way that answers: the one that was right most often, ties to the simpler; without evidence the chosen one."""
+    right = knowledge.get("calibration/right")
+    if not answering.auto or right is None or not right.any():
+        return answering.chosen
+    return answering.tried[int(right.argmax())]
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,7 @@ class Calibration:
     """A temperature, and the distances of held-back samples."""
 
     temperature: float = 1.0
-    held_back: Tensor | None = None  # (BINS,) how many samples lie in each bin
+    held_back: Tensor | None = None  # (measures, BINS) how many samples lie in each bin
 
     @classmethod
     def of(cls, loss: Tensor, held_back: Tensor) -> "Calibration":
@@ -52,18 +70,24 @@ class Calibration:
         return cls(float(TEMPERATURES[loss.argmin()]), held_back)
 
     @classmethod
-    def recall(cls, knowledge: Tensors) -> "Calibration":
-        """As far as clients have told; neutral before."""
+    def recall(cls, knowledge: Tensors, answering: Answering, chosen: str) -> "Calibration":
+        """Of the chosen way, as far as clients have told; neutral before, and for a way that they do not try."""
         if "calibration/loss" not in knowledge:
             return cls()
-        return cls.of(knowledge["calibration/loss"], knowledge["calibration/distances"])
+        loss, distances = knowledge["calibration/loss"], knowledge["calibration/distances"]
+        if chosen not in answering.tried:
+            return cls(1.0, distances if distances.sum() else None)
+        return cls.of(loss[answering.tried.index(chosen)], distances)
 
-    def unusual(self, distances: Tensor) -> Tensor:
-        """The share of held-back samples that lie nearer than this one: 0.99 is farther out than 99 of 100.
+    def unusual(self, strange: dict[str, Tensor]) -> Tensor:
+        """The share of held-back samples that look less strange than this one: 0.99 is stranger than 99 of 100.
 
-        Without held-back samples 1 − exp(−distance): the order is the same, the scale means nothing.
+        A sample may be strange in one measure or in another; being the strangest in either is half as rare as in one.
+        Without held-back samples 1 − exp(−figure) of the larger figure: the order means something, the scale nothing.
         """
         if self.held_back is None:
-            return 1 - (-distances.clamp_min(0)).exp()
-        below = self.held_back.double().cumsum(0) - self.held_back.double() / 2
-        return (below / self.held_back.sum())[bin_of(distances)]
+            return 1 - (-torch.stack([strange[name] for name in MEASURES]).amax(0).clamp_min(0)).exp()
+        counts = self.held_back.double()
+        below = (counts.cumsum(1) - counts / 2) / counts.sum(1, keepdim=True)
+        found = torch.stack([row[bin_of(strange[name])] for row, name in zip(below, MEASURES, strict=True)])
+        return (1 - len(MEASURES) * (1 - found.amax(0))).clamp_min(0).float()

@@ -69,8 +69,11 @@ class Candidates:
     def by_label(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Sums of every label, of whatever tasks, and the row of each candidate among them (C,)."""
         known, rows = self.known
-        counts, totals = sums.counts.new_zeros(len(known)), sums.sums.new_zeros(len(known), sums.sums.shape[1])
-        return Sums(counts.index_add(0, rows, sums.counts), totals.index_add(0, rows, sums.sums), sums.moment), rows
+
+        def added(part: Tensor) -> Tensor:
+            return part.new_zeros(len(known), *part.shape[1:]).index_add(0, rows, part)
+
+        return Sums(added(sums.counts), added(sums.sums), sums.moment, added(sums.sketches)), rows
 
     def _spread(self, scores: Tensor) -> Tensor:
         """Scores (n, C) as (n, T, most classes of a task), −∞ where a task has fewer."""

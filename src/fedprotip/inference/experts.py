@@ -1,4 +1,4 @@
-"""Experts: features (n, d) → scores (n, C)."""
+"""Experts: features of n samples → scores (n, C)."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.parts import Context, Expert, expert
-from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, recall, ridge
+from fedprotip.inference.statistics import Backdrop, FeatureMap, Gaussians, Sums, recall, ridge
 from fedprotip.models import Network
+from fedprotip.models.heads import Features
+from fedprotip.stream.plan import Options
 
 HEADS, STATISTICS, SHARED, RIDGE = "heads", "statistics", "shared", "ridge"
 """Names of experts."""
@@ -21,10 +23,10 @@ class HeadExpert:
     network: Network
     tasks: int
 
-    def __call__(self, features: Tensor) -> Tensor:
+    def __call__(self, features: Features) -> Tensor:
         heads = [self.network.heads[self.network.head_of(task)] for task in range(self.tasks)]
         weights, biases = (torch.cat([getattr(head, part) for head in heads]) for part in ("weight", "bias"))
-        return torch.nn.functional.linear(features, weights, biases).cpu()
+        return torch.nn.functional.linear(features.final, weights, biases).cpu()
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,29 @@ class StatisticsExpert:
     gaussians: Gaussians
     rows: Tensor  # (C,) the Gaussian of each answer: a label seen in several tasks has one, with domains one each
     map: FeatureMap
+    backdrop: Backdrop
 
     @classmethod
-    def of(cls, sums: Sums, candidates: Candidates, feature_map: FeatureMap, pooled: bool) -> "StatisticsExpert":
-        """`pooled`: statistics of a label that several tasks hold add up."""
-        if not pooled:
-            return cls(Gaussians.of(sums), torch.arange(len(candidates)), feature_map)
-        together, rows = candidates.by_label(sums)
-        return cls(Gaussians.of(together), rows, feature_map)
+    def of(
+        cls, sums: Sums, candidates: Candidates, feature_map: FeatureMap, pooled: bool, first: int = 0
+    ) -> "StatisticsExpert":
+        """`pooled`: statistics of a label that several tasks hold add up; `first`: features of the first stage."""
+        rows = torch.arange(len(candidates))
+        if pooled:
+            sums, rows = candidates.by_label(sums)
+        backdrop = Backdrop.of(sums, feature_map.out if feature_map.width else first or feature_map.out)
+        return cls(Gaussians.of(sums, omega=feature_map.omega), rows, feature_map, backdrop)
 
-    def __call__(self, features: Tensor) -> Tensor:
-        return self.gaussians.log_densities(self.map(features))[:, self.rows]
+    def __call__(self, features: Features) -> Tensor:
+        return self.gaussians.log_densities(self.map(features.stacked))[:, self.rows]
 
-    def whiten(self, features: Tensor) -> Tensor:
+    def strange(self, features: Features, scores: Tensor) -> dict[str, Tensor]:
+        """How unusual samples look, (n,) each: `Backdrop`."""
+        return self.backdrop(self.map(features.stacked).cpu().float(), scores)
+
+    def whiten(self, features: Features) -> Tensor:
         """Mapped features in standard deviations of a sample around its class."""
-        return self.gaussians.whiten(self.map(features))
+        return self.gaussians.whiten(self.map(features.stacked))
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,8 @@ class LinearExpert:
     bias: Tensor  # (C,)
     map: FeatureMap
 
-    def __call__(self, features: Tensor) -> Tensor:
-        return self.map(features).cpu() @ self.weights.T + self.bias
+    def __call__(self, features: Features) -> Tensor:
+        return self.map(features.stacked).cpu() @ self.weights.T + self.bias
 
 
 @expert(HEADS)
@@ -72,13 +82,13 @@ def _heads(given: Context) -> Expert:
 def _statistics(given: Context) -> Expert:
     """A class seen again adds up (`pooled`), but for domains, each of which has class means of its own."""
     pooled = bool(given.options["pooled"])
-    return StatisticsExpert.of(recall(given.knowledge), given.candidates, _map(given), pooled)
+    return StatisticsExpert.of(recall(given.knowledge), given.candidates, _map(given), pooled, given.network.first)
 
 
 @expert(SHARED)
 def _shared(given: Context) -> Expert:
     """The classes of all domains together: it needs no domain."""
-    return StatisticsExpert.of(recall(given.knowledge), given.candidates, _map(given), pooled=True)
+    return StatisticsExpert.of(recall(given.knowledge), given.candidates, _map(given), True, given.network.first)
 
 
 @expert(RIDGE)
@@ -89,4 +99,11 @@ def _ridge(given: Context) -> Expert:
 
 
 def _map(given: Context) -> FeatureMap:
-    return FeatureMap(given.network.features, int(given.options["features"]), int(given.options["seed"]))
+    return feature_map(given.network, given.options)
+
+
+def feature_map(network: Network, options: Options) -> FeatureMap:
+    """What class statistics see of a network's features, by the options of an expert."""
+    width = int(options["features"])
+    columns = min(2 * int(options["directions"]), width or network.stacked)
+    return FeatureMap(network.stacked, width, int(options["seed"]), bool(options["root"]), columns)

@@ -14,11 +14,12 @@ from torch import Tensor
 from fedprotip.errors import UsageError
 from fedprotip.inference.candidates import Candidates
 from fedprotip.models import Network
+from fedprotip.models.heads import Features
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Options
 
-Expert = Callable[[Tensor], Tensor]
-"""Features (n, d) → scores (n, C), one for every candidate."""
+Expert = Callable[[Features], Tensor]
+"""Features of n samples → scores (n, C), one for every candidate."""
 Part = TypeVar("Part")
 
 

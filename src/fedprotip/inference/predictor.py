@@ -21,7 +21,7 @@ from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
 from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
-from fedprotip.models.heads import builder_of
+from fedprotip.models.heads import Features, builder_of
 from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import ambient_stream
 from fedprotip.store.files import Tensors, parsed
@@ -86,7 +86,7 @@ class Predictor:
         heard = self.hear(images)
         routed = self._routed(heard, together, task)
         tasks = (routed.decisions[routed.groups] / self.inference.calibration.temperature).softmax(1).max(1)
-        sure, strange = self.inference.sureness(heard, routed), self.inference.strangeness(heard.scores)
+        sure, strange = self.inference.sureness(heard, routed), self.inference.strangeness(heard)
         names = [*self.plan.classes, ""]  # −1 is the last one
         found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
         return [Answer(names[int(k)], float(p), int(t), float(s), float(u)) for k, p, t, s, u in found]
@@ -118,7 +118,7 @@ class Predictor:
         network = self.network.eval()
         device = next(network.parameters()).device
         parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
-        return self.inference.hear(torch.cat([network.embed(part) for part in parts]))
+        return self.inference.hear(Features.joined([network.look(part) for part in parts]))
 
 
 def load(folder: str | Path) -> Predictor:
@@ -160,7 +160,7 @@ def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor
     network = _filled(plan, tensors.pop("model"))
     knowledge = {f"{group}/{name}": tensor for group, found in tensors.items() for name, tensor in found.items()}
     knowledge = {name: tensor.clone() for name, tensor in knowledge.items()}  # aligned like any other tensor
-    check_knowledge(knowledge, plan, network.features)
+    check_knowledge(knowledge, plan, network)
     inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
     return Predictor(network, inference, plan)
 

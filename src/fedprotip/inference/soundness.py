@@ -7,8 +7,10 @@ with a few words. Groups that a method of one's own has are its own business.
 import torch
 from torch import Tensor
 
-from fedprotip.inference.calibration import BINS, TEMPERATURES
-from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS
+from fedprotip.inference.calibration import BINS, MEASURES, TEMPERATURES
+from fedprotip.inference.experts import feature_map
+from fedprotip.inference.statistics import COUNTS, MOMENT, SKETCHES, SUMS
+from fedprotip.models import Network
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Plan
 
@@ -25,18 +27,23 @@ def check_model(own: Tensors, weights: Tensors) -> None:
         _finite(f"model/{name}", tensor)
 
 
-def check_knowledge(knowledge: Tensors, plan: Plan, features: int) -> None:
-    """What `inference/` reads of the knowledge of a run with this plan; `features`: the width of the backbone's."""
+def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
+    """What `inference/` reads of the knowledge of a run with this plan and this network."""
+    features = network.features
     tasks, answers = len(plan.tasks), sum(len(task.classes) for task in plan.tasks)
     if any(name.startswith("statistics/") for name in knowledge):
         _check_statistics(knowledge, answers)
-        width = knowledge[SUMS].shape[1]
+        held = knowledge[SKETCHES].shape[1:]
         for name, options in plan.answering.experts.items():
-            if "features" in options and (options["features"] or features) != width:
-                raise ValueError(f"the expert {name!r} maps to {options['features']} features, statistics have {width}")
+            if "directions" in options:
+                how = feature_map(network, options)
+                if (how.out, how.columns) != held:
+                    raise ValueError(f"the expert {name!r} needs sketches of {how.out} × {how.columns}, not {held}")
     if any(name.startswith("calibration/") for name in knowledge):
-        _shaped(knowledge, "calibration/loss", (len(TEMPERATURES),))
-        if (_shaped(knowledge, "calibration/distances", (BINS,)) < 0).any():
+        ways = len(plan.answering.tried)
+        _shaped(knowledge, "calibration/loss", (ways, len(TEMPERATURES)))
+        _shaped(knowledge, "calibration/right", (ways,))
+        if (_shaped(knowledge, "calibration/distances", (len(MEASURES), BINS)) < 0).any():
             raise ValueError("calibration/distances has negative counts")
     routing = sorted(name for name in knowledge if name.startswith("subspaces/routing/"))
     if routing and len(routing) != tasks:
@@ -60,6 +67,7 @@ def _check_statistics(knowledge: Tensors, answers: int) -> None:
     counts, moment = (
         _shaped(knowledge, name, shape) for name, shape in ((COUNTS, (answers,)), (MOMENT, (width * (width + 1) // 2,)))
     )
+    _shaped(knowledge, SKETCHES, (answers, width, -1))
     if {tensor.dtype for tensor in (sums, counts, moment)} != {torch.float64}:
         raise ValueError("statistics are not float64")
     if (counts < 0).any():

@@ -1,11 +1,13 @@
 """Class statistics as plain sums, and the discriminants that follow from them in closed form.
 
-A client adds up its features: per class their number and sum, and over all classes one second moment Σ aaᵀ. Sums of
-clients and tasks add up to the sums of all data, in any order, so nothing else is kept and nothing else need be seen.
-As long as features of old tasks stay where they were (which projection sees to), the sums stay valid.
+A client adds up its features: per class their number and sum, over all classes one second moment Σ aaᵀ, and per class a
+sketch of its own one, Σ a(aᵀΩ) with a few random columns Ω that everybody draws alike. Sums of clients and tasks add up
+to the sums of all data, in any order, so nothing else is kept and nothing else need be seen. As long as features of old
+tasks stay where they were (which projection sees to), the sums stay valid.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,8 +16,8 @@ from fedprotip.seeds import torch_stream
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.basis import SPARE, leading_range
 
-COUNTS, SUMS, MOMENT = "statistics/counts", "statistics/sums", "statistics/moment"
-"""In the knowledge: (C,), (C, M) and the packed second moment, one row per class of every task so far; float64."""
+COUNTS, SUMS, MOMENT, SKETCHES = (f"statistics/{part}" for part in ("counts", "sums", "moment", "sketches"))
+"""In the knowledge: (C,), (C, M), the packed second moment and (C, M, k); a row per class of every task so far."""
 
 
 def pack(moment: Tensor) -> Tensor:
@@ -51,26 +53,43 @@ def low_rank(scatter: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Sums:
-    """Number and sum of the features of every class, and the second moment of all of them; in float64."""
+    """Number and sum of the features of every class, second moment of all of them, sketch of that of every class.
+
+    All in float64.
+    """
 
     counts: Tensor  # (C,)
     sums: Tensor  # (C, d)
     moment: Tensor  # (d, d)
+    sketches: Tensor = None  # type: ignore[assignment]  # (C, d, k): Σ a(aᵀΩ); by default k = 0
+
+    def __post_init__(self) -> None:
+        if self.sketches is None:
+            self.sketches = self.sums.new_zeros(*self.sums.shape, 0)
 
     @classmethod
-    def zeros(cls, classes: int, d: int) -> "Sums":
-        zeros = torch.zeros(classes, d + 1, dtype=torch.float64)
-        return cls(zeros[:, 0].clone(), zeros[:, 1:].clone(), torch.zeros(d, d, dtype=torch.float64))
+    def zeros(cls, classes: int, d: int, columns: int = 0) -> "Sums":
+        shapes = ((classes,), (classes, d), (d, d), (classes, d, columns))
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
-    def add(self, features: Tensor, classes: Tensor) -> None:
-        """Enter features (n, d) of these classes (n,), given as row numbers."""
-        features = features.double().cpu()
-        self.counts += torch.bincount(classes.cpu(), minlength=len(self.counts))
-        self.sums.index_add_(0, classes.cpu(), features)
+    def add(self, features: Tensor, classes: Tensor, omega: Tensor | None = None) -> None:
+        """Enter features (n, d) of these classes (n,), given as row numbers; sketched by Ω (d, k)."""
+        features, classes = features.double().cpu(), classes.cpu()
+        self.counts += torch.bincount(classes, minlength=len(self.counts))
+        self.sums.index_add_(0, classes, features)
         self.moment.addmm_(features.T, features)
+        if omega is not None and omega.shape[1]:
+            for row in classes.unique().tolist():
+                own = features[classes == row]
+                self.sketches[row].addmm_(own.T, own @ omega)
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.counts + other.counts, self.sums + other.sums, self.moment + other.moment)
+        return Sums(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            self.moment + other.moment,
+            self.sketches + other.sketches,
+        )
 
     @property
     def seen(self) -> Tensor:
@@ -85,6 +104,10 @@ class Sums:
         """Σ (a − μ_c)(a − μ_c)ᵀ over all samples, (d, d)."""
         return self.moment - self.sums.T @ self.means()
 
+    def own_scatter(self, omega: Tensor) -> Tensor:
+        """S_c·Ω for the scatter S_c of every class, (C, d, k)."""
+        return self.sketches - self.sums[:, :, None] * (self.means() @ omega)[:, None]
+
     def freedom(self) -> int:
         """Degrees of freedom of the scatter: samples less classes, at least 1."""
         return max(int(self.counts.sum()) - int(self.seen.sum()), 1)
@@ -93,7 +116,8 @@ class Sums:
 def recall(knowledge: Tensors) -> Sums:
     """All statistics so far."""
     sums = knowledge[SUMS]
-    return Sums(knowledge[COUNTS], sums, unpack(knowledge[MOMENT], sums.shape[1]))
+    moment = unpack(knowledge[MOMENT], sums.shape[1])
+    return Sums(knowledge[COUNTS], sums, moment, knowledge[SKETCHES].double())
 
 
 def oas(covariance: Tensor, samples: int) -> float:
@@ -107,45 +131,112 @@ def oas(covariance: Tensor, samples: int) -> float:
     return 1.0 if excess <= 0 else min(((1 - 2 / d) * square + trace**2) / excess, 1.0)
 
 
+WEIGHT = 0.2
+"""How much of a class's own covariance there is in that of its Gaussian; the rest is that of all classes."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What classes have for themselves in whitened space: a·I + V·diag(λ)·Vᵀ instead of I."""
+
+    inverse: Tensor  # (C,) 1/a
+    gains: Tensor  # (C, d, r) G = V·√(λ / (a·(a + λ)))
+    volume: Tensor  # (C,) log det
+
+    @classmethod
+    def none(cls, classes: int, d: int) -> "Own":
+        return cls(torch.ones(classes), torch.zeros(classes, d, 0), torch.zeros(classes))
+
+    @classmethod
+    def of(cls, sums: Sums, whitening: Tensor, omega: Tensor) -> "Own":
+        """From sketches S_c·Ω of the classes' scatter: Nyström's approximation, in whitened space.
+
+        Half as many directions as Ω has columns: the others are too uncertain. A class has its own covariance to the
+        share WEIGHT·(n − 1)/(n − 1 + columns) of its n samples; classes without samples have none.
+        """
+        kept, d = (omega.shape[1] + 1) // 2, len(omega)
+        freedom = (sums.counts - 1).clamp_min(1)[:, None, None]
+        sketch = sums.own_scatter(omega) / freedom  # (C, d, k)
+        inner = omega.T @ sketch
+        values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
+        least = 1e-9 * values[:, -1:].clamp_min(torch.finfo(torch.float32).tiny)
+        roots = torch.where(values > least, values.clamp_min(least).rsqrt(), 0.0)
+        factor = whitening.T @ sketch @ (vectors * roots[:, None])  # factor·factorᵀ approximates S_c
+        spread, turn = torch.linalg.eigh(factor.mT @ factor)
+        spread, turn = spread.flip(1)[:, :kept].clamp_min(0), turn.flip(2)[:, :, :kept]
+        share = WEIGHT * freedom / (freedom + omega.shape[1]) * (sums.counts > 1)[:, None, None]
+        a, added = (1 - share)[:, :, 0], share[:, :, 0] * spread
+        lengths = spread.clamp_min(torch.finfo(torch.float32).tiny).rsqrt() * (added / (a * (a + added))).sqrt()
+        volume = d * a[:, 0].log() + (1 + added / a).log().sum(1)
+        return cls((1 / a[:, 0]).float(), (factor @ turn * lengths[:, None]).float(), volume.float())
+
+    def corrected(self, distances: Tensor, whitened: Tensor, centres: Tensor) -> Tensor:
+        """Squared distances (n, C) of whitened samples (n, d) to centres (C, d), as each class measures them."""
+        if not self.gains.shape[2]:
+            return distances
+        flat = self.gains.permute(1, 0, 2).flatten(1)  # (d, C·r)
+        along = (whitened @ flat).unflatten(1, self.gains.shape[::2]) - torch.einsum("cd,cdr->cr", centres, self.gains)
+        return distances * self.inverse - along.square().sum(2) + self.volume
+
+
+def _whitening(sums: Sums, shrinkage: float | None) -> tuple[Tensor, float]:
+    """W (d, d) with WᵀΣW = I for the covariance within classes, and how far that was shrunk towards its diagonal.
+
+    Features may have any scales: all are brought to variance 1 first.
+    """
+    d, freedom = sums.sums.shape[1], sums.freedom()
+    covariance = sums.scatter() / freedom
+    variances = covariance.diagonal().clamp_min(0)
+    rounding = 1e-6 * sums.moment.diagonal() / sums.counts.sum().clamp_min(1)  # sums come as float32
+    scales = (variances + rounding + max(1e-7 * variances.mean().item(), 1e-12)).sqrt()
+    correlation = (covariance + covariance.T) / (2 * torch.outer(scales, scales))
+    share = oas(correlation, freedom) if shrinkage is None else shrinkage
+    eye = torch.eye(d, dtype=torch.float64)
+    shrunk = (1 - share) * correlation
+    shrunk.diagonal().copy_(torch.ones(d))
+    triangle, failed = torch.linalg.cholesky_ex(shrunk)
+    if (
+        failed
+    ):  # fewer samples than features and hardly shrunk, or sums that no samples have: a client may tell anything
+        lowest = torch.linalg.eigvalsh(shrunk)[0].clamp_max(0)
+        triangle = torch.linalg.cholesky(shrunk + (1e-6 - 2 * lowest) * eye)
+    return torch.linalg.solve_triangular(triangle, eye, upper=False).T / scales[:, None], share
+
+
 @dataclass(frozen=True)
 class Gaussians:
-    """One Gaussian per class around its mean, all with one covariance: linear discriminant analysis.
+    """One Gaussian per class around its mean. All share one covariance; each may have directions of its own.
 
-    Features are whitened first; then log N(a; μ_c, Σ) = −½‖z − m_c‖² up to a constant that all classes share.
+    Features are whitened by the shared covariance first. There a class has the covariance a·I + V·diag(λ)·Vᵀ, with the
+    few directions V in which its own samples spread most: log N = −½(‖z − m‖²/a − ‖Gᵀ(z − m)‖² + log det), up to a
+    constant. Without own directions a = 1 and G = 0: linear discriminant analysis.
     """
 
     whitening: Tensor  # (d, d): z = a · whitening
     centres: Tensor  # (C, d): whitened means m_c
     seen: Tensor  # (C,) classes that have statistics; the others are never the answer
     shrinkage: float
+    own: "Own"
 
     @classmethod
-    def of(cls, sums: Sums, shrinkage: float | None = None) -> "Gaussians":
+    def of(cls, sums: Sums, shrinkage: float | None = None, omega: Tensor | None = None) -> "Gaussians":
         """From sums of features; the shrinkage of the covariance by `oas`, or as given."""
-        d, freedom = sums.sums.shape[1], sums.freedom()
-        scatter = sums.scatter() / freedom
-        share = oas(scatter, freedom) if shrinkage is None else shrinkage
-        size = max(scatter.trace().item() / d, 0.0)
-        rounding = 1e-6 * sums.moment.trace().item() / (d * max(sums.counts.sum().item(), 1.0))  # sums come as float32
-        eye = torch.eye(d, dtype=torch.float64)
-        floor = max(max(share, 1e-7) * size, rounding, 1e-12)
-        covariance = (1 - share) * (scatter + scatter.T) / 2 + floor * eye
-        triangle, failed = torch.linalg.cholesky_ex(covariance)
-        if failed:  # sums that no samples have: a client may tell anything
-            spread = torch.linalg.eigvalsh(covariance)
-            triangle = torch.linalg.cholesky(covariance + (1e-9 * spread[-1].abs() - 2 * spread[0].clamp_max(0)) * eye)
-        whitening = torch.linalg.solve_triangular(triangle, eye, upper=False).T
-        return cls(whitening.float(), (sums.means() @ whitening).float(), sums.seen, share)
+        whitening, share = _whitening(sums, shrinkage)
+        centres = (sums.means() @ whitening).float()
+        own = Own.of(sums, whitening, omega) if omega is not None and omega.shape[1] else Own.none(*sums.sums.shape)
+        return cls(whitening.float(), centres, sums.seen, share, own)
 
     def whiten(self, features: Tensor) -> Tensor:
-        """Features (n, d) in coordinates in which every class has variance 1 in all directions."""
+        """Features (n, d) in coordinates in which classes have variance 1 in all directions, on average."""
         return features.float().cpu() @ self.whitening
 
     def log_densities(self, features: Tensor) -> Tensor:
-        """log N(a; μ_c, Σ) for features (n, d), without the constant; −∞ for a class without statistics."""
+        """log N(a; μ_c, Σ_c) for features (n, d), without the constant; −∞ for a class without statistics."""
         whitened = self.whiten(features)
         distances = whitened.square().sum(1)[:, None] - 2 * whitened @ self.centres.T + self.centres.square().sum(1)
-        return torch.where(self.seen, -0.5 * distances.clamp_min(0), -torch.inf)
+        return torch.where(
+            self.seen, -0.5 * self.own.corrected(distances.clamp_min(0), whitened, self.centres), -torch.inf
+        )
 
     def head(self) -> tuple[Tensor, Tensor]:
         """The same decision as weights (C, d) and biases (C,) of a linear layer: logits whose softmax is the posterior.
@@ -156,6 +247,32 @@ class Gaussians:
         centre = centres.mean(0)  # what all classes share changes no decision, and stays out of the weights
         bias = -0.5 * (centres - centre).square().sum(1) - (centres - centre) @ centre
         return (centres - centre) @ self.whitening.T, bias
+
+
+@dataclass(frozen=True)
+class Backdrop:
+    """How unlike everything learned a sample is, whatever its class: two figures, each about 1 for usual samples.
+
+    odd: squared distance from the mean of all samples where a network sees first (`first` features), a feature: noise
+    and blank pictures are far out there, though deep layers may find them usual. new: how much farther the nearest class
+    is than the bulk of all samples (relative Mahalanobis distance): samples of classes that were not learned.
+    """
+
+    first: int
+    surface: Gaussians
+    everything: Gaussians
+
+    @classmethod
+    def of(cls, sums: Sums, first: int) -> "Backdrop":
+        total = Sums(sums.counts.sum()[None], sums.sums.sum(0, keepdim=True), sums.moment)
+        front = Sums(total.counts, total.sums[:, :first], total.moment[:first, :first])
+        return cls(first, Gaussians.of(front), Gaussians.of(total))
+
+    def __call__(self, features: Tensor, densities: Tensor) -> dict[str, Tensor]:
+        """Of features (n, d) whose log-densities by class are (n, C)."""
+        away = -2 * self.surface.log_densities(features[:, : self.first])[:, 0] / self.first
+        apart = (self.everything.log_densities(features)[:, 0] - densities.amax(1)) * 2 / features.shape[1]
+        return {"odd": away.nan_to_num(posinf=torch.inf), "new": 1 + apart.nan_to_num(posinf=torch.inf)}
 
 
 def ridge(sums: Sums, strength: float) -> tuple[Tensor, Tensor]:
@@ -176,26 +293,34 @@ def ridge(sums: Sums, strength: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """relu(aR) with a seeded random R (d, M), so that sums see more than linear features; M = 0: features as they are.
+    """What class statistics are taken of, and the columns Ω that sketches see.
 
-    Only seed and M travel: every machine draws the same R.
+    The signed root of the features; then relu(aR) with a seeded random R (d, M), so that sums see more than linear
+    features; M = 0: without. Only seed and sizes travel: every machine draws the same R and Ω.
     """
 
     d: int
-    width: int
-    seed: int
+    width: int = 0
+    seed: int = 0
+    root: bool = False
+    columns: int = 0
 
     @property
     def out(self) -> int:
         return self.width or self.d
 
     def __call__(self, features: Tensor) -> Tensor:
-        if not self.width:
-            return features
-        return (features @ self._matrix().to(features)).relu()
+        if self.root:
+            features = features.sign() * features.abs().sqrt()
+        return (features @ self._matrix.to(features)).relu() if self.width else features
 
+    @cached_property
+    def omega(self) -> Tensor:
+        """Ω (out, columns), float64."""
+        chance = torch_stream(self.seed, "sketch", self.out, self.columns)
+        return torch.randn(self.out, self.columns, generator=chance, dtype=torch.float64) / self.out**0.5
+
+    @cached_property
     def _matrix(self) -> Tensor:
-        if "_drawn" not in self.__dict__:
-            chance = torch_stream(self.seed, "features", self.d, self.width)
-            object.__setattr__(self, "_drawn", torch.randn(self.d, self.width, generator=chance) / self.d**0.5)
-        return self.__dict__["_drawn"]
+        chance = torch_stream(self.seed, "features", self.d, self.width)
+        return torch.randn(self.d, self.width, generator=chance) / self.d**0.5

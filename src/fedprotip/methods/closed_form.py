@@ -13,7 +13,8 @@ from fedprotip.inference.experts import RIDGE
 from fedprotip.methods.base import Method, register
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import statistics
-from fedprotip.settings import MethodSettings
+from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating
+from fedprotip.settings import MethodSettings, Settings
 from fedprotip.stream.plan import Answering, WayPlan
 
 
@@ -33,11 +34,16 @@ class LDA(Method):
 
     name = "lda"
     routes = True
-    state = (statistics.kept(shared=False),)
     Options: ClassVar[type[MethodSettings]] = LDAOptions
 
+    def __init__(self, settings: Settings) -> None:
+        self.calibrates = settings.clients.held_back > 0
+        self.state = (statistics.kept(shared=self.calibrates), CALIBRATION)
+        super().__init__(settings)
+
     def at_end(self) -> Sequence[Exchange]:
-        return (statistics.Statistics(self.settings),)
+        asked = [Calibrating(self.answering(), self.settings.train)] if self.calibrates else []
+        return (statistics.Statistics(self.settings, tells=self.calibrates), *asked)
 
     def rounds(self, task: int) -> int:
         assert isinstance(self.settings.method, LDAOptions)
@@ -59,4 +65,4 @@ class Ridge(LDA):
         lda, features = super().answering(), statistics.feature_options(self.settings)
         experts = {RIDGE: {**features, "strength": self.settings.method.strength}, **lda.experts}
         ways = {RIDGE: WayPlan(router=RIDGE, expert=RIDGE), **lda.ways}
-        return Answering(experts=experts, ways=ways, chosen=RIDGE)
+        return Answering(experts=experts, ways=ways, chosen=RIDGE, tried=(RIDGE,))

@@ -23,7 +23,7 @@ from fedprotip.settings import MethodSettings, Settings
 from fedprotip.stream.plan import Answering, Options, WayPlan
 from fedprotip.subspace.bank import SubspaceBank
 
-RouterName = Literal["cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+RouterName = Literal["auto", "cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
 BOTH = ("statistics-heads", "fused")
 """Ways in which class statistics choose a head, or weigh all of them."""
 
@@ -64,8 +64,9 @@ class FedProTIPOptions(MethodSettings):
         True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
     )
     router: RouterName = Field(
-        "fused",
-        description="How the task is found: cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
+        "auto",
+        description="How the task is found. auto: the way that is right most often about samples that clients held "
+        "back, statistics without any (where there are none: cosine); cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
         "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads; "
         "shared, for domains: statistics of a class in all domains together.",
     )
@@ -73,7 +74,7 @@ class FedProTIPOptions(MethodSettings):
 
     @model_validator(mode="after")
     def _router_has_its_statistics(self) -> "FedProTIPOptions":
-        if self.router not in ("cosine", "gaussian") and not self.statistics:
+        if self.router not in ("auto", "cosine", "gaussian") and not self.statistics:
             raise ValueError(f"router = {self.router!r} needs statistics = true; without them: 'cosine' or 'gaussian'")
         return self
 
@@ -156,7 +157,8 @@ class FedProTIP(Method):
             "cosine": WayPlan(router="cosine", expert=HEADS, options=vote),
             "gaussian": WayPlan(router="gaussian", expert=HEADS),
         }
-        return Answering(experts=statistical.experts, ways=ways | statistical.ways, chosen=self.options.router)
+        chosen = (statistical.chosen or "cosine") if self.options.router == "auto" else self.options.router
+        return statistical.model_copy(update={"ways": ways | statistical.ways, "chosen": chosen})
 
     def _by_statistics(self) -> Answering:
         """What a client can answer too, and calibrates: heads, class statistics and the two together."""
@@ -166,8 +168,9 @@ class FedProTIP(Method):
         told = statistics.answering(self.settings)
         both = {name: WayPlan(router=STATISTICS, expert=HEADS, hard=name != "fused") for name in BOTH}
         ways = told.ways | both
-        chosen = self.options.router if self.options.router in ways else "fused"
-        return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen)
+        chosen, auto = self.options.router, self.options.router == "auto"
+        chosen = chosen if chosen in ways else STATISTICS
+        return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen, tried=tuple(ways), auto=auto)
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         bank = SubspaceBank.from_tensors(known)

@@ -106,7 +106,7 @@ class Site:
             noise = torch.randn(16, *self.image_shape, generator=torch.Generator().manual_seed(0))
             mode = self.network.training
             with torch.no_grad():
-                features = self.network.eval().embed(noise.to(self.device))
+                features = self.network.eval().look(noise.to(self.device)).stacked
             self.network.train(mode)
             self._positive = self.task, bool((features >= 0).all())
         return self._positive[1]

@@ -16,11 +16,16 @@ def declare_stages(model: str, stages: Stages | Callable[[ModelSettings], Stages
     _stages[model] = stages if callable(stages) else lambda settings: stages
 
 
+def stages_of(settings: ModelSettings) -> Stages:
+    """The stages that a backbone was registered with; none where nobody named them."""
+    return _stages[settings.name](settings)
+
+
 def frozen_prefixes(settings: ModelSettings, task: int) -> tuple[str, ...]:
     """Prefixes of the backbone's parameters that do not move while training `task`."""
     if settings.freeze == "none" or (settings.freeze_from == "first" and task == 0):
         return ()
-    stages = _stages[settings.name](settings)
+    stages = stages_of(settings)
     names = list(stages)
     if settings.freeze not in stages:
         raise UsageError(

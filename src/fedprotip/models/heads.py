@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from fedprotip.errors import UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
-from fedprotip.models.steps import Hidden, Inputs, run_steps
+from fedprotip.models.steps import Hidden, Inputs, advance, pool, run_steps, steps_of
+from fedprotip.models.taps import taps_of
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import ModelSettings, Settings, declare
@@ -47,13 +49,31 @@ def builder_of(name: str) -> Builder:
     return _builders[name]
 
 
+@dataclass(frozen=True)
+class Features:
+    """What a backbone makes of images."""
+
+    final: Tensor  # (n, d): what heads and routing see
+    stacked: Tensor  # (n, D): what class statistics see: pooled outputs of earlier stages, then the final ones
+
+    def __len__(self) -> int:
+        return len(self.final)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Features"]) -> "Features":
+        """Of several batches, one after another."""
+        return cls(torch.cat([part.final for part in parts]), torch.cat([part.stacked for part in parts]))
+
+
 class Network(nn.Module):
     """Images → features (backbone) → logits (heads). The feature a_L is what heads and routing see."""
 
-    def __init__(self, backbone: nn.Module, features: int, shared_head: bool) -> None:
+    def __init__(self, backbone: nn.Module, features: int, shared_head: bool, taps: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.backbone = backbone
         self.features = features
+        self.taps = taps  # steps after which `look` pools
+        self.stacked = self.first = features  # D, with what `look` adds; and how many of them come first
         self.shared_head = shared_head
         self.heads = nn.ModuleList()
         self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
@@ -89,6 +109,15 @@ class Network(nn.Module):
             return run_steps(self.backbone, inputs.values, inputs.steps)
         return self.backbone(inputs)
 
+    def look(self, inputs: Inputs) -> Features:
+        """Features, and pooled outputs of the stages before them."""
+        if not self.taps:
+            final = self.embed(inputs)
+            return Features(final, final)
+        hidden = advance(self.backbone, inputs, len(steps_of(self.backbone)), self.taps)
+        assert hidden.pooled is not None
+        return Features(hidden.values, torch.cat([hidden.pooled, hidden.values], 1))
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits of all heads, one after another (n, ΣC_t)."""
         features = self.embed(images)
@@ -116,7 +145,14 @@ def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: i
         )
     with ambient_stream(seed, "init"):
         backbone = deepcopy(_builders[model.name](model, image_shape))
-    return Network(backbone, _feature_width(backbone, model.name, image_shape), shared_head)
+    features, taps = _feature_width(backbone, model.name, image_shape), taps_of(model, backbone)
+    network = Network(backbone, features, shared_head, taps)
+    with torch.no_grad():
+        image = torch.zeros(1, *image_shape)
+        network.stacked = network.look(image).stacked.shape[1]
+        if taps:
+            network.first = pool(run_steps(backbone, image, 0, taps[0])).shape[1]
+    return network
 
 
 def _feature_width(backbone: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedprotip.models import Network
 from fedprotip.models.batches import pieces
 from fedprotip.models.norms import moving_norms
-from fedprotip.models.steps import Hidden, Inputs, run_steps, still_steps
+from fedprotip.models.steps import Hidden, Inputs, advance, still_steps
 from fedprotip.settings import Settings
 from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Batch, Stream
@@ -109,10 +109,10 @@ class PrefixCache:
         rows = self._fill(network, source, np.unique(np.concatenate(wanted))) if wanted else None
         if rows:
             for part in wanted:
-                yield Hidden(rows.read(part), steps), source.labels[torch.from_numpy(part)]
+                yield rows.read(part), source.labels[torch.from_numpy(part)]
         else:  # no place for them
             for images, labels in source.images(wanted):
-                yield Hidden(_run(network, images, 0, steps), steps), labels
+                yield _advance(network, images, steps), labels
 
     def _enter(self, network: Network, task: int) -> int:
         """Steps that rows have passed in this task; rows from before are taken along or forgotten."""
@@ -125,7 +125,7 @@ class PrefixCache:
             elif steps > before:
                 del self._rows[key]
                 for part in self._pieces(np.flatnonzero(rows.filled)):
-                    self._keep(key, len(rows.filled), part, _run(network, rows.read(part), before, steps))
+                    self._keep(key, len(rows.filled), part, _advance(network, rows.read(part), steps))
         return steps
 
     def _fill(self, network: Network, source: Source, numbers: np.ndarray) -> "Rows | None":
@@ -133,21 +133,21 @@ class PrefixCache:
         known = self._rows.get(source.key)
         missing = self._pieces(numbers[~known.filled[numbers]] if known else numbers)
         for part, (images, _) in zip(missing, source.images(missing), strict=True):
-            values = _run(network, images, 0, self._steps)
-            if not self._keep(source.key, len(source.labels), part, values):
+            hidden = _advance(network, images, self._steps)
+            if not self._keep(source.key, len(source.labels), part, hidden):
                 return None
         return self._rows.get(source.key)
 
-    def _keep(self, key: tuple[str, int], count: int, numbers: np.ndarray, values: Tensor) -> bool:
+    def _keep(self, key: tuple[str, int], count: int, numbers: np.ndarray, hidden: Hidden) -> bool:
         """Store rows; False when neither memory nor disk has the place."""
         if key not in self._rows:
-            size = count * values[0].numel() * values.element_size()
+            size = count * hidden.flat().shape[1] * hidden.values.element_size()
             in_memory = size + sum(rows.nbytes for rows in self._rows.values()) <= self._budget
             place = None if in_memory else self._place(key)
             if place and shutil.disk_usage(place.parent).free < 2 * size:
                 return False
-            self._rows[key] = Rows((count, *values.shape[1:]), values.dtype, place)
-        self._rows[key].write(numbers, values)
+            self._rows[key] = Rows(count, hidden, place)
+        self._rows[key].write(numbers, hidden)
         return True
 
     def _place(self, key: tuple[str, int]) -> Path:
@@ -160,26 +160,28 @@ class PrefixCache:
 
 
 class Rows:
-    """A table of tensors that is filled bit by bit: in memory, or in a file when it has a place."""
+    """What a prefix made of images, a row each, filled bit by bit: in memory, or in a file when it has a place."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, place: Path | None) -> None:
-        self.filled = np.zeros(shape[0], bool)
-        self._place, self._shape, self._dtype = place, shape, dtype
-        self._held = None if place else torch.empty(shape, dtype=dtype)
+    def __init__(self, count: int, like: Hidden, place: Path | None) -> None:
+        """For so many images; `like`: what comes of some of them."""
+        self.filled = np.zeros(count, bool)
+        self._place, self._like = place, like[:1]
+        self._shape, self._dtype = (count, self._like.flat().shape[1]), like.values.dtype
+        self._held = None if place else torch.empty(self._shape, dtype=self._dtype)
         if place:
             with place.open("wb") as file:
-                file.truncate(torch.Size(shape).numel() * dtype.itemsize)
+                file.truncate(torch.Size(self._shape).numel() * self._dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
         return 0 if self._held is None else self._held.nbytes
 
-    def read(self, numbers: np.ndarray) -> Tensor:
-        return self._table()[torch.from_numpy(numbers)]
+    def read(self, numbers: np.ndarray) -> Hidden:
+        return self._like.filled(self._table()[torch.from_numpy(numbers)])
 
-    def write(self, numbers: np.ndarray, values: Tensor) -> None:
-        self._table()[torch.from_numpy(numbers)] = values
+    def write(self, numbers: np.ndarray, hidden: Hidden) -> None:
+        self._table()[torch.from_numpy(numbers)] = hidden.flat()
         self.filled[numbers] = True
 
     def __del__(self) -> None:
@@ -195,7 +197,7 @@ class Rows:
 
 
 @torch.no_grad()
-def _run(network: Network, values: Tensor, first: int, last: int) -> Tensor:
-    """Some steps of the backbone, on its device; the result is on the CPU."""
+def _advance(network: Network, inputs: Inputs, steps: int) -> Hidden:
+    """As many steps of the backbone, on its device; the result is on the CPU."""
     device = next(network.parameters()).device
-    return run_steps(network.backbone, values.to(device), first, last).cpu()
+    return advance(network.backbone, inputs.to(device), steps, network.taps).to(torch.device("cpu"))

@@ -22,12 +22,29 @@ class Hidden:
 
     values: Tensor
     steps: int
+    pooled: Tensor | None = None  # (n, …) pooled outputs of the stages on the way that statistics see
 
     def __len__(self) -> int:
         return len(self.values)
 
     def to(self, device: torch.device) -> "Hidden":
-        return Hidden(self.values.to(device), self.steps)
+        pooled = None if self.pooled is None else self.pooled.to(device)
+        return Hidden(self.values.to(device), self.steps, pooled)
+
+    def __getitem__(self, rows: slice) -> "Hidden":
+        return Hidden(self.values[rows], self.steps, None if self.pooled is None else self.pooled[rows])
+
+    def flat(self) -> Tensor:
+        """A row of numbers for every image."""
+        values = self.values.flatten(1)
+        return values if self.pooled is None else torch.cat([values, self.pooled], 1)
+
+    def filled(self, rows: Tensor) -> "Hidden":
+        """The same of other images, from their `flat` rows."""
+        if self.pooled is None:
+            return Hidden(rows.view(-1, *self.values.shape[1:]), self.steps)
+        values, pooled = rows.split([rows.shape[1] - self.pooled.shape[1], self.pooled.shape[1]], 1)
+        return Hidden(values.reshape(-1, *self.values.shape[1:]), self.steps, pooled.contiguous())
 
 
 Inputs = Tensor | Hidden
@@ -40,7 +57,7 @@ def channels_last(inputs: Inputs) -> Inputs:
     if values.dim() != 4:
         return inputs
     values = values.contiguous(memory_format=torch.channels_last)
-    return Hidden(values, inputs.steps) if isinstance(inputs, Hidden) else values
+    return Hidden(values, inputs.steps, inputs.pooled) if isinstance(inputs, Hidden) else values
 
 
 def steps_of(backbone: nn.Module) -> list[Step]:
@@ -71,3 +88,21 @@ def run_steps(backbone: nn.Module, values: Tensor, first: int, last: int | None 
     for step in steps_of(backbone)[first:last]:
         values = step.run(values)
     return values
+
+
+def advance(backbone: nn.Module, inputs: Inputs, last: int, taps: Collection[int]) -> Hidden:
+    """Go on until `last` steps are done, and pool what comes after as many steps as each of the `taps` says."""
+    hidden = inputs if isinstance(inputs, Hidden) else Hidden(inputs, 0)
+    values, found = hidden.values, [] if hidden.pooled is None else [hidden.pooled]
+    for done, step in enumerate(steps_of(backbone)[hidden.steps : last], hidden.steps + 1):
+        values = step.run(values)
+        if done in taps:
+            found.append(pool(values))
+    return Hidden(values, max(last, hidden.steps), torch.cat(found, 1) if found else None)
+
+
+def pool(values: Tensor) -> Tensor:
+    """(n, c) of maps (n, c, h, w) or tokens (n, tokens, c): the mean over positions; vectors as they are."""
+    if values.dim() == 4:
+        return values.mean((2, 3))
+    return values.mean(1) if values.dim() == 3 else values.flatten(1)

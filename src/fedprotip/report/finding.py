@@ -6,7 +6,11 @@ from fedprotip.report.rundata import RunData
 from fedprotip.report.text import RULES, WAYS, joined, number, percent, plural, points
 from fedprotip.store.results import MODES
 
-UNKNOWN = {"mahalanobis": "by the distance to the nearest class mean", "energy": "by the outputs of the heads"}
+UNKNOWN = {
+    "new": "by the distance to the nearest class, less that to all samples",
+    "odd": "by the distance to all samples where the network sees first",
+    "energy": "by the outputs of the heads",
+}
 
 
 def routing(run: RunData) -> Section:

@@ -180,6 +180,11 @@ class ModelSettings(Section):
     freeze_from: Literal["first", "start"] = Field(
         "first", description="When it stops: after the first task, as the paper does, or before any training."
     )
+    stages: Literal["auto"] | list[str] = Field(
+        "auto",
+        description="Stages (named as for freeze) whose pooled outputs class statistics see beside the final features; "
+        "auto: two of those before the last; []: the final features alone.",
+    )
     norm: Literal["frozen", "freeze_after_first", "track"] = Field(
         "freeze_after_first", description="When the running statistics of norm layers stop moving."
     )
@@ -201,8 +206,13 @@ class TrainSettings(Section):
     optimizer_options: dict[str, bool | int | float | list[float]] = Field(
         {}, description="Further arguments of the optimiser, for example {nesterov = true}."
     )
-    augment: Literal["none", "standard"] = Field(
-        "none", description="standard: random crop, flip and brightness of every training image."
+    fall: Literal["none", "cosine"] = Field(
+        "cosine", description="How the learning rate falls within a task: not at all, or to 0 by half a cosine."
+    )
+    augment: Literal["none", "flip", "standard"] = Field(
+        "none",
+        description="flip: every training image as it is or mirrored, two fixed views; standard: random crop, flip and "
+        "brightness.",
     )
     views: int = Field(
         0,
@@ -213,7 +223,8 @@ class TrainSettings(Section):
     )
     head_start: Literal["random", "closed"] = Field(
         "random",
-        description="closed: a new head begins as the linear discriminant of the clients' summed class statistics.",
+        description="closed: a new head begins as the linear discriminant of the clients' summed class statistics, "
+        "its outputs scaled to a spread that training can improve on.",
     )
     autocast: Literal["none", "bf16"] = Field(
         "none", description="bf16: forward and backward pass in bfloat16 where torch thinks it safe; changes numbers."
@@ -243,6 +254,16 @@ class StatisticsSettings(Section):
         5,
         ge=1,
         description="A client leaves classes with fewer samples out of its sums, which would be almost features.",
+    )
+    root: bool = Field(
+        True, description="The root of every feature, with its sign, goes into class statistics, not the feature."
+    )
+    directions: int = Field(
+        16,
+        ge=0,
+        le=10**4,
+        description="Own directions of every class, in which it may spread otherwise than all others do; clients send "
+        "twice as many columns a class. 0: one covariance for all classes.",
     )
     features: int = Field(
         0,

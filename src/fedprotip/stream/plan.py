@@ -39,6 +39,10 @@ class Answering(Section):
     )
     ways: dict[str, WayPlan] = Field({}, description="By name; without any no task is predicted.")
     chosen: str = Field("", description="The way of modes single and batch64; the others are reported beside it.")
+    tried: tuple[str, ...] = Field(
+        (), description="Ways that clients try on held-back samples, simple ones first; they calibrate each of them."
+    )
+    auto: bool = Field(False, description="The way that was right most often there is chosen, if anything is known.")
 
     @model_validator(mode="after")
     def _everything_named_is_there(self) -> "Answering":
@@ -46,6 +50,8 @@ class Answering(Section):
             raise ValueError("there is no expert")
         if (self.chosen or self.ways) and self.chosen not in self.ways:
             raise ValueError(f"chosen = {self.chosen!r} is none of the ways")
+        if unknown := [name for name in self.tried if name not in self.ways]:
+            raise ValueError(f"tried has {unknown[0]!r}, which is none of the ways")
         for name, way in self.ways.items():
             if way.expert not in self.experts:
                 raise ValueError(f"the way {name!r} names the expert {way.expert!r}, which is not there")

@@ -1,12 +1,12 @@
-"""How sure answers are, federated: sums over samples that clients did not train on."""
+"""Which way to answer and how sure to be, federated: sums over samples that clients did not train on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from fedprotip.inference.answers import Inference
-from fedprotip.inference.calibration import BINS, MOST_LOSS, TEMPERATURES, bin_of, losses
+from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, count_bins, losses
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
@@ -20,7 +20,11 @@ from fedprotip.stream.plan import Answering
 CALIBRATION = Kept(
     "calibration",
     "server",
-    {"loss": Form(str(len(TEMPERATURES)), torch.float64), "distances": Form(str(BINS), torch.int64)},
+    {
+        "right": Form("w", torch.float64),
+        "loss": Form(f"w {len(TEMPERATURES)}", torch.float64),
+        "distances": Form(f"{len(MEASURES)} {BINS}", torch.int64),
+    },
     artefact=True,
 )
 
@@ -36,20 +40,20 @@ class Calibrating(Exchange):
 
     def answer(self, local: Local) -> Message:
         inference = local.site.inference(self._answering, local.task)
-        return calibrate(local, inference, local.settings.evaluate.batch)
+        return calibrate(local, inference, self._answering.tried, local.settings.evaluate.batch)
 
     def check(self, message: Message, site: Site) -> None:
-        check_calibration(message)
+        check_calibration(message, len(self._answering.tried))
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         """Of all its samples `clients.held_back` are held back, rounded down."""
         share, samples = site.settings.clients.held_back, sender.samples or 0
-        if int(message.tensors["distances"].sum()) > share * (samples + 1) / (1 - share):
+        if int(message.tensors["distances"][0].sum()) > share * (samples + 1) / (1 - share):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
     def digest(self, combined: Any, site: Site) -> None:
         """Add what clients found to what is known."""
-        for name, tensor in self._summed(combined).items():
+        for name, tensor in self._summed(combined).items():  # integers or not, kept as declared
             known = site.known.get(f"calibration/{name}")
             site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
 
@@ -58,38 +62,47 @@ class Calibrating(Exchange):
         if isinstance(combined, Message):
             return combined.tensors
         told = [message.tensors for _, message in combined]
-        counts = torch.stack([one["distances"].sum() for one in told])
+        counts = torch.stack([one["distances"][0].sum() for one in told])
         distances = torch.stack([one["distances"] for one in told]).sum(0)
-        if not counts.any():
-            return {"loss": torch.zeros_like(told[0]["loss"]), "distances": distances}
-        seen = counts > 0
-        losses = torch.stack([one["loss"] for one in told])[seen] / counts[seen, None]
-        return {
-            "loss": middle(losses, counts[seen], self._train.aggregate, self._train.trim) * counts.sum(),
-            "distances": distances,
-        }
+        seen, found = counts > 0, {"distances": distances}
+        for name in ("right", "loss"):
+            sums = torch.stack([one[name] for one in told]).double()
+            if seen.any():
+                rates = sums[seen].flatten(1) / counts[seen, None]
+                mean = middle(rates, counts[seen], self._train.aggregate, self._train.trim)
+                found[name] = (mean * counts.sum()).view(sums.shape[1:])
+            else:
+                found[name] = sums.sum(0)
+        return found
 
 
-def calibrate(local: Local, inference: Inference, batch: int) -> Message:
-    """How right answers are about held-back samples, by sums: the loss at every temperature, and distances."""
-    loss, distances = torch.zeros(len(TEMPERATURES), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int64)
+def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: int) -> Message:
+    """How right every way is about held-back samples, by sums: hits, the loss at every temperature, and distances."""
+    right = torch.zeros(len(tried), dtype=torch.int64)
+    loss = torch.zeros(len(tried), len(TEMPERATURES), dtype=torch.float64)
+    distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
     for inputs, labels in local.held_back(batch):
-        heard = inference.hear(local.network.embed(inputs))
-        joint = inference.joint(heard, inference.route(heard, inference.chosen))
-        loss += losses(joint, inference.candidates.labels == labels[:, None])
-        distances += torch.bincount(bin_of(inference.unusual(heard.scores)["mahalanobis"]), minlength=BINS)
-    return Message(Calibrating.name, {"loss": loss, "distances": distances})
+        heard = inference.hear(local.network.look(inputs))
+        for place, way in enumerate(tried):
+            routed = inference.route(heard, way)
+            right[place] += (routed.labels == labels).sum()
+            loss[place] += losses(inference.joint(heard, routed), inference.candidates.labels == labels[:, None])
+        distances += count_bins(heard.strange)
+    return Message(Calibrating.name, {"right": right, "loss": loss, "distances": distances})
 
 
-def check_calibration(message: Message) -> None:
-    """Raise BadMessage unless these are sums of losses and counts of distances."""
-    specs = {"loss": Spec((len(TEMPERATURES),), torch.float64), "distances": Spec((BINS,), torch.int64)}
-    message.check(Calibrating.name, specs)
+def check_calibration(message: Message, ways: int) -> None:
+    """Raise BadMessage unless these are hits and losses of so many ways, and counts of distances."""
+    specs = {"loss": Spec((ways, len(TEMPERATURES)), torch.float64), "right": Spec((ways,), torch.int64)}
+    message.check(Calibrating.name, specs | {"distances": Spec((len(MEASURES), BINS), torch.int64)})
     message.check_meta()
     if any((tensor < 0).any() for tensor in message.tensors.values()):
         raise BadMessage("a loss or a count is negative")
-    samples = message.tensors["distances"].sum()
-    if (message.tensors["distances"] > SAMPLES).any() or samples > SAMPLES:
+    totals = message.tensors["distances"].sum(1)
+    samples = totals[0]
+    if (message.tensors["distances"] > SAMPLES).any() or samples > SAMPLES or (totals != samples).any():
         raise BadMessage("a count is impossible")
+    if (message.tensors["right"] > samples).any():
+        raise BadMessage("more answers are right than samples were scored")
     if (message.tensors["loss"] > MOST_LOSS * samples * (1 + 1e-6)).any():
         raise BadMessage("a loss is larger than so many samples can have")

@@ -60,11 +60,11 @@ def geometric_median(points: Tensor, weights: Tensor) -> Tensor:
     return centre.view(points.shape[1:])
 
 
-def robust_sums(clients: Sequence[Sums], aggregate: str, trim: float) -> Sums:
-    """Sums of features as if all clients were like most of them.
+def robust_sums(clients: Sequence[Sums], aggregate: str, trim: float, omega: Tensor) -> Sums:
+    """Sums of features, sketched by Ω (d, k), as if all clients were like most of them.
 
-    Class means: the middle of the clients' means. Counts: none larger than the median one. Scatter: the geometric
-    median of the clients' covariances, times all samples. One or two clients of a class have no middle: their mean.
+    Class means: the middle of the clients' means. Counts: none larger than the median one. Scatter, of all and of a
+    class: the geometric median of the clients' covariances, times all samples. One or two clients of a class have no middle: their mean.
     """
     counts = torch.stack([one.counts for one in clients])  # (K, C)
     means = torch.stack([one.means() for one in clients])  # (K, C, d)
@@ -75,6 +75,7 @@ def robust_sums(clients: Sequence[Sums], aggregate: str, trim: float) -> Sums:
             some = counts[have, known]
             total[known] = bounded(some).sum()
             centres[known] = middle(means[have, known], some, aggregate, trim)
+    sketches = torch.stack([_middle_sketch(clients, row, omega) for row in range(counts.shape[1])])
     told = [one for one in clients if one.seen.any()]
     moment = torch.zeros_like(clients[0].moment)
     if told:
@@ -82,7 +83,20 @@ def robust_sums(clients: Sequence[Sums], aggregate: str, trim: float) -> Sums:
         spread = geometric_median(torch.stack([one.scatter() / one.freedom() for one in told]), weights)
         sums = Sums(total, centres, moment)
         moment = spread * sums.freedom() + centres.T @ (centres * total[:, None])
-    return Sums(total, centres * total[:, None], moment)
+    whole = sketches * (total - 1).clamp_min(1)[:, None, None]
+    whole += (centres * total[:, None])[:, :, None] * (centres @ omega)[:, None]
+    return Sums(total, centres * total[:, None], moment, whole * (total > 0)[:, None, None])
+
+
+def _middle_sketch(clients: Sequence[Sums], row: int, omega: Tensor) -> Tensor:
+    """S·Ω (d, k) for the geometric median S of the clients' covariances of one class; of too few samples zero."""
+    have = [one for one in clients if one.counts[row] > 1]
+    if not have or not omega.shape[1]:
+        return clients[0].sketches[row] * 0
+    freedom = torch.stack([one.counts[row] - 1 for one in have])
+    own = [Sums(o.counts[row, None], o.sums[row, None], o.moment, o.sketches[row, None]) for o in have]
+    spread = torch.stack([one.own_scatter(omega)[0] for one in own]) / freedom[:, None, None]
+    return geometric_median(spread, bounded(freedom))
 
 
 def supported(bases: Sequence[Tensor]) -> list[Tensor]:

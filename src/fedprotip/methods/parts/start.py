@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from fedprotip.inference.statistics import Gaussians
+from torch import Tensor
+
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums
 from fedprotip.messages import Message
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
@@ -10,6 +12,10 @@ from fedprotip.methods.parts import statistics
 from fedprotip.methods.site import Site
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event
+
+SPREAD = 3.0
+"""Standard deviation of a new head's outputs over samples and classes: sure enough to be right, not so sure that
+training has nothing left to say."""
 
 
 class ClosedStart(Exchange):
@@ -31,7 +37,7 @@ class ClosedStart(Exchange):
 
     def check(self, message: Message, site: Site) -> None:
         classes, rank = statistics.classes_of(site), self._settings.statistics.rank
-        statistics.check(message, self.name, classes, site.network.features, rank)
+        statistics.check(message, self.name, classes, FeatureMap(site.network.features), rank)
         statistics.check_signs(message, site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
@@ -45,12 +51,23 @@ class ClosedStart(Exchange):
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """The head as the linear discriminant of its statistics."""
-        sums = statistics.summed(combined, self._settings.train)
+        sums = statistics.summed(combined, self._settings.train, FeatureMap(site.network.features).omega)
         if not sums.seen.any():
             return None
-        weight, bias = Gaussians.of(sums).head()
+        weight, bias = scaled(*Gaussians.of(sums).head(), sums)
         name = f"heads.{site.network.head_of(site.task)}"
         return Message(self.name, site.wire.pack({f"{name}.weight": weight, f"{name}.bias": bias}))
 
     def receive(self, message: Message, site: Site) -> None:
         site.hear(message.tensors)  # as clients get it, rounded or not
+
+
+def scaled(weight: Tensor, bias: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
+    """The same decisions with outputs of the spread `SPREAD`, over the samples that were summed."""
+    rows, biases = (weight - weight.mean(0)).double(), (bias - bias.mean()).double()
+    count = sums.counts.sum()
+    squares = ((rows @ (sums.moment / count)) * rows).sum(1)
+    squares = squares + 2 * biases * (rows @ (sums.sums.sum(0) / count)) + biases.square()
+    spread = squares.mean().clamp_min(0).sqrt()
+    factor = (SPREAD / spread).float() if spread > 0 else 1.0
+    return weight * factor, bias * factor

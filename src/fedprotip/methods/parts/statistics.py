@@ -6,15 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprotip.inference.experts import SHARED, STATISTICS
-from fedprotip.inference.statistics import COUNTS, MOMENT, SUMS, FeatureMap, Sums, low_rank, pack, recall, unpack
+from fedprotip.inference.experts import SHARED, STATISTICS, feature_map
+from fedprotip.inference.statistics import (
+    COUNTS,
+    MOMENT,
+    SKETCHES,
+    SUMS,
+    FeatureMap,
+    Sums,
+    low_rank,
+    pack,
+    recall,
+    unpack,
+)
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
-from fedprotip.models import Network
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.store.events import Event, Withheld
 from fedprotip.stream.plan import Answering, Options, WayPlan
@@ -24,11 +34,14 @@ SLACK = 2.0
 """How many times as long as the others' features of a client may be; in honest runs at most 1.4: docs/threats.md."""
 ROUNDED = 1e-6
 """Error of a scatter matrix whose moment and sums were rounded to float32, as a share of the moment's trace."""
+SKETCHED = 1e-4
+"""The same of sketches, which are sums of products of features of any sign."""
 
 
 def kept(shared: bool) -> Kept:
     """The statistics as state of a method; `shared` where clients calibrate answers by them."""
     forms = {"counts": Form("c", torch.float64), "sums": Form("c m", torch.float64), "moment": Form("p", torch.float64)}
+    forms["sketches"] = Form("c m k")
     return Kept(KIND, "shared" if shared else "server", forms, artefact=True)
 
 
@@ -50,8 +63,8 @@ class Statistics(Exchange):
         return gather(local, self.name)
 
     def check(self, message: Message, site: Site) -> None:
-        width = feature_map(site.network, site.settings).out
-        check(message, self.name, classes_of(site), width, self._settings.statistics.rank)
+        change = feature_map(site.network, feature_options(site.settings))
+        check(message, self.name, classes_of(site), change, self._settings.statistics.rank)
         check_signs(message, positive=bool(site.settings.statistics.features) or site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
@@ -64,12 +77,18 @@ class Statistics(Exchange):
         return withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
-        remember(site.known, summed(combined, self._settings.train))
-        told = {name.removeprefix("statistics/"): site.known[name] for name in (COUNTS, SUMS, MOMENT)}
-        return Message(KIND, told) if self._tells else None
+        """The sums of all clients, rounded as they are told."""
+        omega = feature_map(site.network, feature_options(site.settings)).omega
+        sums = summed(combined, self._settings.train, omega)
+        told = Message(KIND, {"counts": sums.counts.long(), "moment": pack(sums.moment).float()})
+        told.tensors.update({"sums": sums.sums.float(), "sketches": sums.sketches.float()})
+        if self._tells:
+            return told
+        self.receive(told, site)
+        return None
 
     def receive(self, message: Message, site: Site) -> None:
-        site.known.update({f"statistics/{name}": tensor for name, tensor in message.tensors.items()})
+        remember(site.known, _sums(message))
 
 
 def combination(settings: Settings) -> Combine:
@@ -80,10 +99,6 @@ def combination(settings: Settings) -> Combine:
 def classes_of(site: Site) -> int:
     """Classes of the task under way."""
     return len(site.network.labels[site.network.head_of(site.task)])
-
-
-def feature_map(network: Network, settings: Settings) -> FeatureMap:
-    return FeatureMap(network.features, settings.statistics.features, settings.run.seed)
 
 
 def gather(local: Local, kind: str, mapped: bool = True) -> Message:
@@ -97,14 +112,14 @@ def gather(local: Local, kind: str, mapped: bool = True) -> Message:
     labels = local.labels()
     counts = (labels[:, None] == classes).sum(0)
     told = counts >= settings.statistics.minimum
-    change = feature_map(local.network, settings) if mapped else FeatureMap(local.network.features, 0, 0)
-    sums = Sums.zeros(len(classes), change.out)
+    change = feature_map(local.network, feature_options(settings)) if mapped else FeatureMap(local.network.features)
+    sums = Sums.zeros(len(classes), change.out, change.columns)
     for inputs, known in local.labelled(settings.evaluate.batch):
         rows = (known[:, None] == classes).int().argmax(1)
         keep = told[rows]
-        features = local.network.embed(inputs)
-        sums.add(change(features[keep.to(features.device)]), rows[keep])
-    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float()}
+        features = local.network.look(inputs).stacked if mapped else local.network.embed(inputs)
+        sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
+    tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "sketches": sums.sketches.float()}
     if rank := _rank(change.out, settings.statistics.rank):
         factor, rest = low_rank(sums.scatter(), rank)
         tensors |= {"factor": factor.float(), "rest": rest.float()}
@@ -124,13 +139,15 @@ def _rank(d: int, wanted: int) -> int:
     return wanted if 2 * wanted < d else 0
 
 
-def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> None:
-    """Raise BadMessage unless these are statistics of so many classes with so many features.
+def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: int = 0) -> None:
+    """Raise BadMessage unless these are statistics of so many classes with such features.
 
     `rank`: as in the settings.
     """
+    d = change.out
     rank = _rank(d, rank)
     products = {"factor": Spec((d, rank)), "rest": Spec((d,))} if rank else {"moment": Spec((d * (d + 1) // 2,))}
+    products["sketches"] = Spec((classes, d, change.columns))
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
     message.check_meta("withheld")
     if type(message.meta["withheld"]) is not int or not 0 <= message.meta["withheld"] <= classes:
@@ -138,8 +155,9 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     if (message.tensors["counts"] < 0).any() or (message.tensors["counts"] > SAMPLES).any():
         raise BadMessage("a count is negative or impossible")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-    if sums[counts == 0].any():
+    if sums[counts == 0].any() or message.tensors["sketches"][counts == 0].any():
         raise BadMessage("a class without samples has a sum")
+    _check_sketches(message, change)
     if rank:
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")
@@ -149,6 +167,25 @@ def check(message: Message, kind: str, classes: int, d: int, rank: int = 0) -> N
     scatter.diagonal().add_(max(ROUNDED * moment.trace().item(), torch.finfo(torch.float32).tiny))
     if torch.linalg.cholesky_ex(scatter)[1]:
         raise BadMessage("its second moment is none, or does not fit its sums and counts")
+
+
+def _check_sketches(message: Message, change: FeatureMap) -> None:
+    """Raise BadMessage unless Ωᵀ·S_c·Ω of every class is a scatter matrix, and the sketches fit the second moment."""
+    if not change.columns:
+        return
+    found, omega = _sums(message), change.omega
+    seen = found.seen
+    inner = omega.T @ found.sketches[seen]  # ΩᵀM_cΩ
+    size = torch.einsum("ckk->c", inner).clamp_min(torch.finfo(torch.float32).tiny)[:, None, None]
+    apart = (inner - inner.mT).abs()
+    scatter = omega.T @ found.own_scatter(omega)[seen]
+    scatter = (scatter + scatter.mT) / 2 + size * SKETCHED * torch.eye(change.columns, dtype=torch.float64)
+    if (apart > size * SKETCHED).any() or torch.linalg.cholesky_ex(scatter)[1].any():
+        raise BadMessage("the sketch of a class is none, or does not fit its sum and count")
+    if "moment" in message.tensors:
+        whole = found.moment @ omega
+        if (found.sketches.sum(0) - whole).norm() > SKETCHED * whole.norm():
+            raise BadMessage("its sketches do not add up to its second moment")
 
 
 def check_signs(message: Message, positive: bool) -> None:
@@ -178,12 +215,12 @@ def sizes(message: Message) -> dict[str, float]:
     return {"length of features": length, "inverse length of features": 1 / length}
 
 
-def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings) -> Sums:
-    """The sums of all clients: from one message that holds them, or from each client's own."""
+def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings, omega: Tensor) -> Sums:
+    """The sums of all clients, sketched by Ω: from one message that holds them, or from each client's own."""
     if isinstance(combined, Message):
         return _sums(combined)
     if is_robust(train.aggregate):
-        return robust_sums([_sums(message) for _, message in combined], train.aggregate, train.trim)
+        return robust_sums([_sums(message) for _, message in combined], train.aggregate, train.trim, omega)
     total: Sums | None = None
     for _, message in combined:
         one = _sums(message)
@@ -194,7 +231,7 @@ def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettin
 
 def _sums(message: Message) -> Sums:
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-    return Sums(counts, sums, _moment(message, counts, sums))
+    return Sums(counts, sums, _moment(message, counts, sums), message.tensors["sketches"].double())
 
 
 def _moment(message: Message, counts: Tensor, sums: Tensor) -> Tensor:
@@ -209,14 +246,16 @@ def remember(knowledge: Knowledge, new: Sums) -> None:
     """Add the statistics of a task to what is known, in place: new rows, one moment for all."""
     if COUNTS in knowledge:
         old = recall(knowledge)
-        counts, sums = torch.cat([old.counts, new.counts]), torch.cat([old.sums, new.sums])
-        new = Sums(counts, sums, old.moment + new.moment)
-    knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment)})
+        rows = ((getattr(old, part), getattr(new, part)) for part in ("counts", "sums", "sketches"))
+        counts, sums, sketches = (torch.cat(pair) for pair in rows)
+        new = Sums(counts, sums, old.moment + new.moment, sketches)
+    knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment), SKETCHES: new.sketches})
 
 
 def feature_options(settings: Settings) -> Options:
     """What rebuilds the feature map, for whoever answers."""
-    return {"features": settings.statistics.features, "seed": settings.run.seed}
+    how = settings.statistics
+    return {"features": how.features, "seed": settings.run.seed, "root": how.root, "directions": how.directions}
 
 
 def answering(settings: Settings) -> Answering:
@@ -228,4 +267,4 @@ def answering(settings: Settings) -> Answering:
     features, domains = feature_options(settings), settings.stream.scenario == "domain"
     experts = {STATISTICS: {**features, "pooled": not domains}} | ({SHARED: features} if domains else {})
     ways = {name: WayPlan(router=name, expert=name, hard=False) for name in experts}
-    return Answering(experts=experts, ways=ways, chosen=STATISTICS)
+    return Answering(experts=experts, ways=ways, chosen=STATISTICS, tried=tuple(ways), auto=True)

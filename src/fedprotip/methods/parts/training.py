@@ -82,8 +82,7 @@ class Training(Exchange):
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         """Local steps."""
-        train, samples = site.settings.train, int(message.meta["samples"])
-        return train.steps or train.epochs * -(-samples // train.batch)
+        return steps_of_round(site.settings.train, int(message.meta["samples"]))
 
     def weight(self, message: Message, site: Site) -> float:
         """p_k of Eq. 6, up to normalisation."""
@@ -106,12 +105,14 @@ def train(local: Local) -> float:
     method.begin_round(local)
     constraint = method.constraint(local) or Constraint()
     losses: list[Tensor] = []
+    rounds, count = method.rounds(local.task), len(local.samples)
     seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
     with torch.enable_grad(), seeded, constraint, by_products(network.backbone, constraint.columns):
         still = still_prefix(network, settings, local.task)
         training_mode(network.backbone, settings.model, local.task, still)
-        for inputs, labels in method.batches(local, own_batches(local)):
+        for step, (inputs, labels) in enumerate(method.batches(local, own_batches(local))):
             inputs = inputs.to(device)
+            _set_rate(optimizer, options, (local.round or 0) + min(step / steps_of_round(options, count), 1), rounds)
             if options.channels_last:
                 inputs = channels_last(inputs)
             with torch.autocast(device.type, torch.bfloat16, enabled=options.autocast == "bf16"):
@@ -125,6 +126,22 @@ def train(local: Local) -> float:
             losses.append(loss.detach())
     network.backbone.eval()
     return torch.stack(losses).mean().item()
+
+
+def steps_of_round(train: TrainSettings, samples: int) -> int:
+    """Local steps of a client with so many samples in one round."""
+    return train.steps or train.epochs * max(-(-samples // train.batch), 1)
+
+
+def falling(train: TrainSettings, done: float) -> float:
+    """The learning rate when this share of a task, 0 to 1, is done (`train.fall`)."""
+    return train.lr * (1 + math.cos(math.pi * done)) / 2 if train.fall == "cosine" else train.lr
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, train: TrainSettings, done: float, rounds: int) -> None:
+    """The learning rate of a step before which so many rounds are done, and parts of one."""
+    for group in optimizer.param_groups:
+        group["lr"] = falling(train, done / rounds)
 
 
 def own_batches(local: Local) -> Iterator[InputBatch]:
