@@ -52,7 +52,7 @@ class Heard:
 
     @property
     def own(self) -> str:
-        """The expert that is the model's own, for the modes aware and agnostic."""
+        """The expert that is the model's own, for the mode agnostic; without ways for aware too."""
         return next(iter(self.scores))
 
     def opinion(self, expert: str) -> Opinion:
@@ -108,9 +108,13 @@ class Inference:
 
     def aware(self, heard: Heard, tasks: Tensor) -> Tensor:
         """The label of each sample, given its task (n,); −1 where nothing is known about that task."""
-        opinion, tasks = heard.opinion(heard.own), tasks[:, None]
+        opinion, tasks = heard.opinion(self.answerer(heard)), tasks[:, None]
         known = opinion.best.gather(1, tasks) > -torch.inf
         return torch.where(known, opinion.labels.gather(1, tasks), -1)[:, 0]
+
+    def answerer(self, heard: Heard) -> str:
+        """The expert that answers once the task is known: that of the chosen way; without any the model's own."""
+        return self.ways[self.chosen].expert if self.ways else heard.own
 
     def agnostic(self, heard: Heard) -> Tensor:
         """The label of the largest of all scores: no task is asked for."""

@@ -97,7 +97,8 @@ class Predictor:
         if task is not None:
             tasks = torch.full((len(heard), len(self.plan.tasks)), -torch.inf)
             tasks[:, task] = 0.0
-            return Routed(samples, samples, tasks, heard.own, inference.aware(heard, torch.full_like(samples, task)))
+            labels = inference.aware(heard, torch.full_like(samples, task))
+            return Routed(samples, samples, tasks, inference.answerer(heard), labels)
         if not inference.ways:
             tasks = inference.candidates.by_task(heard.scores[heard.own])
             return Routed(samples, samples, tasks, heard.own, inference.agnostic(heard))

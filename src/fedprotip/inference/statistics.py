@@ -131,44 +131,40 @@ def oas(covariance: Tensor, samples: int) -> float:
     return 1.0 if excess <= 0 else min(((1 - 2 / d) * square + trace**2) / excess, 1.0)
 
 
-WEIGHT = 0.2
-"""How much of a class's own covariance there is in that of its Gaussian; the rest is that of all classes."""
+WEIGHT = 0.3
+"""How much a class's own variance counts along its own directions; the rest is that of all classes, 1."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """What classes have for themselves in whitened space: a·I + V·diag(λ)·Vᵀ instead of I."""
+    """What classes have for themselves in whitened space: the covariance I + V·diag(v − 1)·Vᵀ instead of I."""
 
-    inverse: Tensor  # (C,) 1/a
-    gains: Tensor  # (C, d, r) G = V·√(λ / (a·(a + λ)))
-    volume: Tensor  # (C,) log det
+    gains: Tensor  # (C, d, r) G = V·√(1 − 1/v)
+    volume: Tensor  # (C,) log det = Σ log v
 
     @classmethod
     def none(cls, classes: int, d: int) -> "Own":
-        return cls(torch.ones(classes), torch.zeros(classes, d, 0), torch.zeros(classes))
+        return cls(torch.zeros(classes, d, 0), torch.zeros(classes))
 
     @classmethod
     def of(cls, sums: Sums, whitening: Tensor, omega: Tensor) -> "Own":
         """From sketches S_c·Ω of the classes' scatter: Nyström's approximation, in whitened space.
 
-        Half as many directions as Ω has columns: the others are too uncertain. A class has its own covariance to the
-        share WEIGHT·(n − 1)/(n − 1 + columns) of its n samples; classes without samples have none.
+        Half as many directions as Ω has columns are kept, the others are too uncertain, and only those in which a class
+        spreads more than all do. A class of n samples counts by the share (n − 1)/(n − 1 + columns) of WEIGHT.
         """
-        kept, d = (omega.shape[1] + 1) // 2, len(omega)
-        freedom = (sums.counts - 1).clamp_min(1)[:, None, None]
-        sketch = sums.own_scatter(omega) / freedom  # (C, d, k)
+        kept, tiny = (omega.shape[1] + 1) // 2, torch.finfo(torch.float32).tiny
+        freedom = (sums.counts - 1).clamp_min(0)[:, None]
+        sketch = sums.own_scatter(omega) / freedom.clamp_min(1)[:, :, None]  # (C, d, k)
         inner = omega.T @ sketch
         values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
-        least = 1e-9 * values[:, -1:].clamp_min(torch.finfo(torch.float32).tiny)
+        least = 1e-9 * values[:, -1:].clamp_min(tiny)
         roots = torch.where(values > least, values.clamp_min(least).rsqrt(), 0.0)
         factor = whitening.T @ sketch @ (vectors * roots[:, None])  # factor·factorᵀ approximates S_c
-        spread, turn = torch.linalg.eigh(factor.mT @ factor)
-        spread, turn = spread.flip(1)[:, :kept].clamp_min(0), turn.flip(2)[:, :, :kept]
-        share = WEIGHT * freedom / (freedom + omega.shape[1]) * (sums.counts > 1)[:, None, None]
-        a, added = (1 - share)[:, :, 0], share[:, :, 0] * spread
-        lengths = spread.clamp_min(torch.finfo(torch.float32).tiny).rsqrt() * (added / (a * (a + added))).sqrt()
-        volume = d * a[:, 0].log() + (1 + added / a).log().sum(1)
-        return cls((1 / a[:, 0]).float(), (factor @ turn * lengths[:, None]).float(), volume.float())
+        spread, turn = (part.flip(-1)[..., :kept] for part in torch.linalg.eigh(factor.mT @ factor))
+        variance = 1 + WEIGHT * freedom / (freedom + omega.shape[1]) * (spread - 1).clamp_min(0)
+        lengths = spread.clamp_min(tiny).rsqrt() * (1 - 1 / variance).sqrt()
+        return cls((factor @ turn * lengths[:, None]).float(), variance.log().sum(1).float())
 
     def corrected(self, distances: Tensor, whitened: Tensor, centres: Tensor) -> Tensor:
         """Squared distances (n, C) of whitened samples (n, d) to centres (C, d), as each class measures them."""
@@ -176,7 +172,7 @@ class Own:
             return distances
         flat = self.gains.permute(1, 0, 2).flatten(1)  # (d, C·r)
         along = (whitened @ flat).unflatten(1, self.gains.shape[::2]) - torch.einsum("cd,cdr->cr", centres, self.gains)
-        return distances * self.inverse - along.square().sum(2) + self.volume
+        return distances - along.square().sum(2) + self.volume
 
 
 def _whitening(sums: Sums, shrinkage: float | None) -> tuple[Tensor, float]:
@@ -195,9 +191,7 @@ def _whitening(sums: Sums, shrinkage: float | None) -> tuple[Tensor, float]:
     shrunk = (1 - share) * correlation
     shrunk.diagonal().copy_(torch.ones(d))
     triangle, failed = torch.linalg.cholesky_ex(shrunk)
-    if (
-        failed
-    ):  # fewer samples than features and hardly shrunk, or sums that no samples have: a client may tell anything
+    if failed:  # few samples that were hardly shrunk, or sums that no samples have: a client may tell anything
         lowest = torch.linalg.eigvalsh(shrunk)[0].clamp_max(0)
         triangle = torch.linalg.cholesky(shrunk + (1e-6 - 2 * lowest) * eye)
     return torch.linalg.solve_triangular(triangle, eye, upper=False).T / scales[:, None], share
@@ -207,9 +201,9 @@ def _whitening(sums: Sums, shrinkage: float | None) -> tuple[Tensor, float]:
 class Gaussians:
     """One Gaussian per class around its mean. All share one covariance; each may have directions of its own.
 
-    Features are whitened by the shared covariance first. There a class has the covariance a·I + V·diag(λ)·Vᵀ, with the
-    few directions V in which its own samples spread most: log N = −½(‖z − m‖²/a − ‖Gᵀ(z − m)‖² + log det), up to a
-    constant. Without own directions a = 1 and G = 0: linear discriminant analysis.
+    Features are whitened by the shared covariance first. There a class has variance 1, but for the few directions in
+    which its own samples spread most: log N = −½(‖z − m‖² − ‖Gᵀ(z − m)‖² + log det), up to a constant (`Own`). Without
+    them it is linear discriminant analysis.
     """
 
     whitening: Tensor  # (d, d): z = a · whitening
@@ -234,9 +228,8 @@ class Gaussians:
         """log N(a; μ_c, Σ_c) for features (n, d), without the constant; −∞ for a class without statistics."""
         whitened = self.whiten(features)
         distances = whitened.square().sum(1)[:, None] - 2 * whitened @ self.centres.T + self.centres.square().sum(1)
-        return torch.where(
-            self.seen, -0.5 * self.own.corrected(distances.clamp_min(0), whitened, self.centres), -torch.inf
-        )
+        distances = self.own.corrected(distances.clamp_min(0), whitened, self.centres)
+        return torch.where(self.seen, -0.5 * distances, -torch.inf)
 
     def head(self) -> tuple[Tensor, Tensor]:
         """The same decision as weights (C, d) and biases (C,) of a linear layer: logits whose softmax is the posterior.
@@ -253,9 +246,9 @@ class Gaussians:
 class Backdrop:
     """How unlike everything learned a sample is, whatever its class: two figures, each about 1 for usual samples.
 
-    odd: squared distance from the mean of all samples where a network sees first (`first` features), a feature: noise
-    and blank pictures are far out there, though deep layers may find them usual. new: how much farther the nearest class
-    is than the bulk of all samples (relative Mahalanobis distance): samples of classes that were not learned.
+    odd: squared distance from the mean of all samples where a network sees first (`first` features), per feature. Noise
+    and blank pictures are far out there, though deep layers may find them usual. new: how much farther away the nearest
+    class is than the bulk of all samples (relative Mahalanobis distance), as it is for classes that were not learned.
     """
 
     first: int

@@ -66,9 +66,9 @@ class FedProTIPOptions(MethodSettings):
     router: RouterName = Field(
         "auto",
         description="How the task is found. auto: the way that is right most often about samples that clients held "
-        "back, statistics without any (where there are none: cosine); cosine and vote (Eq. 12); gaussian likelihood of the relevance; class "
-        "statistics, which answer themselves or choose a head; fused: p(task) by statistics, p(class) by heads; "
-        "shared, for domains: statistics of a class in all domains together.",
+        "back; without any: statistics, or cosine where there are none. cosine and vote (Eq. 12); gaussian likelihood "
+        "of the relevance; class statistics, which answer themselves or choose a head; fused: p(task) by statistics, "
+        "p(class) by heads; shared, for domains: statistics of a class in all domains together.",
     )
     voters: int = Field(0, ge=0, description="Clients that vote on the task of a sample; 0: all.")
 

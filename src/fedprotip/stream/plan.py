@@ -35,7 +35,7 @@ class Answering(Section):
     """How samples are answered: names that `inference/` has builders for."""
 
     experts: dict[str, Options] = Field(
-        {"heads": {}}, description="With their options; the first is the model's own, for modes aware and agnostic."
+        {"heads": {}}, description="With their options; the first is the model's own, for the mode agnostic."
     )
     ways: dict[str, WayPlan] = Field({}, description="By name; without any no task is predicted.")
     chosen: str = Field("", description="The way of modes single and batch64; the others are reported beside it.")

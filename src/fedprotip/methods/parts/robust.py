@@ -64,7 +64,8 @@ def robust_sums(clients: Sequence[Sums], aggregate: str, trim: float, omega: Ten
     """Sums of features, sketched by Ω (d, k), as if all clients were like most of them.
 
     Class means: the middle of the clients' means. Counts: none larger than the median one. Scatter, of all and of a
-    class: the geometric median of the clients' covariances, times all samples. One or two clients of a class have no middle: their mean.
+    class: the geometric median of the clients' covariances, times all samples. One or two clients of a class have no
+    middle: their mean.
     """
     counts = torch.stack([one.counts for one in clients])  # (K, C)
     means = torch.stack([one.means() for one in clients])  # (K, C, d)
