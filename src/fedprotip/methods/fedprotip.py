@@ -30,14 +30,14 @@ BOTH = ("statistics-heads", "fused")
 
 class FedProTIPOptions(MethodSettings):
     name: str = Field("fedprotip", description="Method; its own settings follow.")
-    threshold: float = Field(0.7, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
+    threshold: float = Field(0.95, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
     layer_thresholds: dict[str, float] = Field(
         {},
         description='ε of single layers by name pattern, for example {"5.*" = 0.95}; the first match counts.',
     )
     increment: float = Field(0.001, ge=0, lt=1, description="Added to ε with every task.")
     rank_rule: Literal["mass", "energy"] = Field(
-        "mass",
+        "energy",
         description="mass: singular values of the residual (Eq. 9); energy: squares, of the total (GPM).",
     )
     columns: int = Field(
@@ -56,8 +56,13 @@ class FedProTIPOptions(MethodSettings):
         description="update: the whole step, decay and momentum inside; gradient: as published code does.",
     )
     merge: Literal["union", "energy"] = Field(
-        "union",
+        "energy",
         description="union of the clients' spans (Eq. 10), or the dominant directions of all together.",
+    )
+    budget: Literal["tasks", "none"] = Field(
+        "tasks",
+        description="tasks: after t of the T tasks of stream.tasks no layer has more than t/(T + 1) of its directions "
+        "taken, so that the last task can learn as well, and one more; none: as many as ε says. With merge = energy.",
     )
     routing_rank: int = Field(0, ge=0, description="Directions of U_L per task; 0: by ε, as the paper does.")
     statistics: bool = Field(
@@ -76,6 +81,12 @@ class FedProTIPOptions(MethodSettings):
     def _router_has_its_statistics(self) -> "FedProTIPOptions":
         if self.router not in ("auto", "cosine", "gaussian") and not self.statistics:
             raise ValueError(f"router = {self.router!r} needs statistics = true; without them: 'cosine' or 'gaussian'")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_is_kept(self) -> "FedProTIPOptions":
+        if self.budget == "tasks" and self.merge == "union":
+            raise ValueError("budget = 'tasks' needs merge = 'energy'; with merge = 'union' it is 'none'")
         return self
 
     @field_validator("layer_thresholds")

@@ -1,6 +1,7 @@
 """GPM, the centralised ancestor: one client that holds all data. The regression check of FedProTIP."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,6 +19,8 @@ class GPMOptions(FedProTIPOptions):
     threshold: float = Field(0.97, gt=0, le=1, description="ε: share of the activations that a basis must hold.")
     increment: float = Field(0.003, ge=0, lt=1, description="Added to ε with every task.")
     rank_rule: RankRule = Field("energy", description="GPM's own rule is energy: squares, of the total.")
+    merge: Literal["union", "energy"] = Field("union", description="One client: there is nothing to merge.")
+    budget: Literal["tasks", "none"] = Field("none", description="GPM takes as many directions as ε says.")
     statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
     router: RouterName = Field("cosine", description="Not used: GPM is told the task of a sample.")
 

@@ -48,6 +48,11 @@ class Core:
     captured: float  # ‖a‖² − ‖ã‖², energy that earlier bases hold already
     tail: float = 0.0  # what the rank rule cut off: Σσ (mass) or Σσ² (energy) of the dropped directions
 
+    def first(self, most: int, rule: RankRule) -> "Core":
+        """At most so many of its directions, the strongest; what the others hold counts as cut off."""
+        rest = self.sigma[most:] if rule == "mass" else self.sigma[most:].square()
+        return Core(self.basis[:, :most], self.sigma[:most], self.captured, self.tail + rest.sum().item())
+
 
 def noise(earlier: Projector) -> float:
     """The share of ‖a‖ that rounding leaves of activations (d, m): singular values below it are no directions.

@@ -85,12 +85,22 @@ class EnergyMerge:
     Args:
         earlier: what the tasks before hold; the result (d, r) is orthogonal to it.
         threshold, rule: as for a client, but `at_least` this many; with `fixed` > 0 that many directions instead.
+        most: no more than this many.
 
     Never holds more than d + r_k columns: beyond that only the sum of U_kΣ_k²U_kᵀ (d, d) is kept.
     """
 
-    def __init__(self, earlier: Earlier, threshold: float, rule: RankRule, fixed: int = 0, at_least: int = 0) -> None:
+    def __init__(
+        self,
+        earlier: Earlier,
+        threshold: float,
+        rule: RankRule,
+        fixed: int = 0,
+        at_least: int = 0,
+        most: int | None = None,
+    ) -> None:
         self._earlier = Projector.of(earlier)
+        self._most = self._earlier.room if most is None else min(most, self._earlier.room)
         self._threshold, self._rule, self._fixed, self._at_least = threshold, rule, fixed, at_least
         self._factor = enter(self._earlier.basis[:, :0], self._earlier).double()
         self._moment: Tensor | None = None
@@ -127,4 +137,4 @@ class EnergyMerge:
             rank = rank_mass(sigma, self._threshold, self._tail)
         else:
             rank = rank_energy(sigma, self._captured, self._threshold, self._tail)
-        return min(max(rank, self._at_least), self._earlier.room)
+        return min(max(rank, self._at_least), self._most)

@@ -23,6 +23,7 @@ from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
 from fedprotip.subspace.merge import EnergyMerge, Merger, UnionMerge
+from fedprotip.subspace.project import Projector
 
 if TYPE_CHECKING:
     from fedprotip.methods.fedprotip import FedProTIPOptions
@@ -47,13 +48,19 @@ class Bases(Exchange):
 
     def __init__(self, options: "FedProTIPOptions", settings: Settings) -> None:
         self.options = options
-        self.precision = PRECISIONS[settings.train.wire]
+        self.precision, self._tasks = PRECISIONS[settings.train.wire], settings.stream.tasks
 
     def threshold(self, layer: str, task: int) -> float:
         """ε_l of a layer in a task (counted from 0): the start value + 0.001 per task, at most 1."""
         patterns = self.options.layer_thresholds.items()
         start = next((value for pattern, value in patterns if fnmatchcase(layer, pattern)), self.options.threshold)
         return min(start + self.options.increment * task, 1.0)
+
+    def most(self, d: int, room: int, task: int) -> int:
+        """How many directions a task may add to a basis with `room` of d left (`method.budget`): at least one."""
+        if self.options.budget == "none":
+            return room
+        return min(max(d * (task + 1) // (self._tasks + 1) - (d - room), 1), room)
 
     # Client: Eq. 7–9
 
@@ -73,6 +80,10 @@ class Bases(Exchange):
             options.rank_rule,
             options.routing_rank,
         )
+        rooms = {name: Projector.of(known).room for name, known in view.earlier.items()}
+        for name, core in cores.items():
+            d = len(core.basis)
+            cores[name] = core.first(self.most(d, rooms.get(name, d), local.task), options.rank_rule)
         tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
         tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
@@ -210,7 +221,9 @@ class Bases(Exchange):
         if not self._by_energy(name):
             return UnionMerge(earlier)
         fixed, at_least = (self.options.routing_rank, 1) if name == ROUTING else (0, 0)
-        return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least)
+        known = Projector.of(earlier)
+        most = self.most(len(known.basis), known.room, task)
+        return EnergyMerge(earlier, self.threshold(name, task), self.options.rank_rule, fixed, at_least, most)
 
     # Both
 
