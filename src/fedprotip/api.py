@@ -50,6 +50,7 @@ def run(
     overrides: Iterable[str] = (),
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
+    preset: str = "",
 ) -> dict[str, Any]:
     """Run all tasks and return the summary (as in summary.json).
 
@@ -58,9 +59,10 @@ def run(
         overrides: assignments such as "train.rounds=5" on top.
         out: run folder; must be empty or missing. None: `run.out`, or a free name under runs/.
         observers: called with every event as it happens.
+        preset: "paper" for the paper's own settings below yours, instead of the defaults.
     """
     observers = list(observers)
-    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, Note(text=text)))
+    wanted = settings_file.load(settings, overrides, lambda text: _notify(observers, Note(text=text)), preset)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too

@@ -46,6 +46,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be given again."),
 ]
+Preset = Annotated[
+    str, typer.Option(metavar="NAME", help="Start from settings that come with the package: paper.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 AcceptData = Annotated[
     bool,
@@ -63,6 +66,7 @@ def run(
     settings: Source = None,
     overrides: Overrides = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder, empty or missing.")] = None,
+    preset: Preset = "",
     as_json: Json = False,
 ) -> None:
     """Run all tasks of one method and write a run folder with a report.
@@ -70,7 +74,7 @@ def run(
     Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
     """
     with display.ProgressDisplay(err) as progress:
-        summary = api.run(settings, overrides or [], folder, [progress])
+        summary = api.run(settings, overrides or [], folder, [progress], preset)
     _show_run(Path(progress.folder), summary, as_json)
 
 
@@ -193,6 +197,7 @@ def report(folder: Run) -> None:
 @app.command()
 def settings(
     method: Annotated[str, typer.Option(help="Show the settings of this method.")] = "fedprotip",
+    preset: Preset = "",
     as_json: Json = False,
 ) -> None:
     """All settings with their documentation and defaults, as a TOML file to start from.
@@ -202,7 +207,10 @@ def settings(
     if as_json:
         display.print_json(settings_file.documentation())
     else:
-        print(settings_file.to_toml(settings_file.load({"method": {"name": method}}), documented=True), end="")
+        print(
+            settings_file.to_toml(settings_file.load({"method": {"name": method}}, preset=preset), documented=True),
+            end="",
+        )
 
 
 @app.command()

@@ -20,6 +20,7 @@ from typing import Any
 from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError, nearest
 from fedprotip.paper.anchors import DOMAIN_ORDERS, EPOCHS, PREFIX, Published, frozen, rounds
+from fedprotip.settings import layered, preset_settings
 
 Nested = Mapping[str, Mapping[str, Any]]
 
@@ -47,6 +48,7 @@ class Row:
     settings: Nested  # what distinguishes the row; it stands above the budget of the scale
     published: Mapping[str, Any] = field(default_factory=dict)  # for anchors.find; empty: no number in the paper
     scales: tuple[str, ...] = SCALES
+    ours: bool = False  # below it lie the defaults, not the paper's own settings (`configs/paper.toml`)
 
     @property
     def data(self) -> str:
@@ -66,7 +68,8 @@ class Row:
 
     def at(self, scale: str) -> dict[str, dict[str, Any]]:
         """The settings at a scale, as a nested mapping for `settings.load`."""
-        return layered(_paper(self) if scale == "paper" else _cpu(self), self.settings)
+        preset = {} if self.ours else preset_settings("paper", self.method)
+        return layered(preset, _paper(self) if scale == "paper" else _cpu(self), self.settings)
 
     def why_not(self, scale: str) -> str:
         """Why the row does not exist at a scale; empty when it does."""
@@ -114,15 +117,6 @@ def protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise UsageError(f"{name!r} is not a table or figure with an experiment; {nearest(name, PROTOCOLS)}.")
     return PROTOCOLS[name]
-
-
-def layered(*layers: Nested) -> dict[str, dict[str, Any]]:
-    """Nested settings, later layers on top."""
-    merged: dict[str, dict[str, Any]] = {}
-    for layer in layers:
-        for section, values in layer.items():
-            merged[section] = {**merged.get(section, {}), **values}
-    return merged
 
 
 # Budgets: what a scale adds to a row
@@ -210,7 +204,7 @@ def _methods(names: Iterable[str], domains: bool, cifar: bool) -> list[Piece]:
     for name in names:
         options: dict[str, Any] = {"fot": {"threshold": 0.87 if cifar else 0.9, "increment": 0.01}}.get(name, {})
         if name == "fedprotip":
-            options = {"router": "cosine", "statistics": False}  # the paper's; the others are in `reproduce single`
+            options = {"router": "cosine", "statistics": False}
         settings = {"method": {"name": name, **options}}
         if domains and name == "fedprotip":
             own, shared = ({**settings, "model": {"head": head}} for head in ("per_task", "shared"))
@@ -306,20 +300,13 @@ def _digit_domains() -> list[Row]:
 
 
 def _single() -> list[Row]:
-    """One sample at a time, beside closed-form rivals on the same backbone. Not in the paper.
-
-    Heads of all trained methods begin in closed form, and steps are small: the discriminant is good already.
-    """
-    closed: Nested = {"train": {"head_start": "closed", "lr": 0.001}}
-    ours = {"name": "fedprotip", "rank_rule": "energy", "threshold": 0.775, "routing_rank": 20, "router": "fused"}
+    """One sample at a time by default settings, beside closed-form rivals on the same backbone. Not in the paper."""
     label, base, _ = CIFAR
-    rows = {
-        "lda": {"method": {"name": "lda"}},
-        "ridge": {"method": {"name": "ridge"}},
-        "fedavg": layered(closed, {"method": {"name": "fedavg"}}),
-        "fedprotip": layered(closed, {"method": ours}),
-    }
-    return [Row(f"{label}-{HALF[0]}-{name}", layered(base, HALF[1], settings)) for name, settings in rows.items()]
+    names = ("lda", "ridge", "fedavg", "fedprotip")
+    return [
+        Row(f"{label}-{HALF[0]}-{name}", layered(base, HALF[1], {"method": {"name": name}}), ours=True)
+        for name in names
+    ]
 
 
 CIFAR = _piece("cifar100", {"data": {"name": "cifar100"}, "stream": {"tasks": 10}}, dataset="cifar100")

@@ -4,7 +4,7 @@ fedprotip settings                     # every key with its documentation and de
 fedprotip run my.toml --set train.rounds=5
 """
 
-from fedprotip.settings.loading import documentation, load, to_toml
+from fedprotip.settings.loading import documentation, layered, load, preset_settings, to_toml
 from fedprotip.settings.schema import (
     KNOWN,
     TASKS,
@@ -33,7 +33,9 @@ __all__ = [
     "TrainSettings",
     "declare",
     "documentation",
+    "layered",
     "load",
     "parse_ids",
+    "preset_settings",
     "to_toml",
 ]

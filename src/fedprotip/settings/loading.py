@@ -1,6 +1,8 @@
 """Settings from a TOML file, a mapping and `--set key=value`, and settings as TOML."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ from fedprotip.settings import tomltext
 from fedprotip.settings.refusals import sentence
 from fedprotip.settings.schema import HUGE, KNOWN, MANY, Section, Settings, method_class
 
+PRESETS = ("paper",)
+"""Files in `configs/` that `--preset` names."""
+
 
 def load(
     source: Settings | Mapping[str, Any] | str | Path | None = None,
     overrides: Iterable[str] = (),
     note: Callable[[str], None] = lambda text: None,
+    preset: str = "",
 ) -> Settings:
     """Settings from a TOML file, a mapping or defaults, with `key=value` overrides on top.
 
@@ -23,6 +29,7 @@ def load(
         source: path of a TOML file, a nested mapping, ready Settings, or None for the defaults.
         overrides: assignments such as "train.rounds=5"; values are TOML, bare words are strings.
         note: told about settings of other methods that the chosen method does not have.
+        preset: name of settings that come with the package and lie below all others.
     """
     if isinstance(source, Settings):
         raw = source.model_dump(exclude_unset=True)  # defaults depend on the method: they are filled in again
@@ -32,6 +39,8 @@ def load(
         raw = tomltext.read(Path(source)) if source is not None else {}
     for assignment in overrides:
         _assign(raw, assignment)
+    if preset:
+        raw = layered(preset_settings(preset, raw.get("method", {}).get("name", "fedprotip")), raw)
     _take_former_names(raw)
     _set_aside_foreign_options(raw, note)
     try:
@@ -46,6 +55,25 @@ def load(
         if value not in KNOWN[key]:
             raise UsageError(f"{key} = {shortened(value)!r} is unknown; {nearest(value, KNOWN[key])}.")
     return settings
+
+
+def preset_settings(name: str, method: str) -> dict[str, dict[str, Any]]:
+    """Settings that come with the package, such as "paper", as far as this method has them."""
+    if name not in PRESETS:
+        raise UsageError(f"--preset {shortened(name)!r} is unknown; {nearest(name, PRESETS)}.")
+    text = (files("fedprotip") / "configs" / f"{name}.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text)
+    return found if method == "fedprotip" else {key: part for key, part in found.items() if key != "method"}
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, later layers on top."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for section, values in layer.items():
+            both = isinstance(values, Mapping) and isinstance(merged.get(section, {}), Mapping)
+            merged[section] = {**merged.get(section, {}), **values} if both else values
+    return merged
 
 
 def to_toml(settings: Settings, documented: bool = False) -> str:

@@ -3,7 +3,8 @@
     fedprotip settings                     # every key with its documentation and default, as TOML
     fedprotip run my.toml --set train.rounds=5
 
-Defaults are the paper's (section 6 and appendix E) wherever the paper states one.
+Defaults are what serves best on data that nobody has seen yet (docs/decisions.md says why); `--preset paper` has the
+paper's own where it states others (section 6 and appendix E).
 """
 
 from collections.abc import Mapping
@@ -117,10 +118,11 @@ class ClientsSettings(Section):
     )
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration α: smaller is more uneven.")
     held_back: float = Field(
-        0.0,
+        0.1,
         ge=0,
         lt=1,
-        description="Share of its samples of a task that a client does not train on but calibrates answers with.",
+        description="Share of its samples of a task that a client does not train on: with them it counts which way of answering is "
+        "right most often, and how sure answers may be.",
     )
     roster: dict[str, str] = Field(
         {},
@@ -222,7 +224,7 @@ class TrainSettings(Section):
         "0: a new view every time.",
     )
     head_start: Literal["random", "closed"] = Field(
-        "random",
+        "closed",
         description="closed: a new head begins as the linear discriminant of the clients' summed class statistics, "
         "its outputs scaled to a spread that training can improve on.",
     )
