@@ -121,8 +121,8 @@ class ClientsSettings(Section):
         0.1,
         ge=0,
         lt=1,
-        description="Share of its samples of a task that a client does not train on: with them it counts which way of answering is "
-        "right most often, and how sure answers may be.",
+        description="Share of its samples of a task that a client does not train on: with them it counts which way of "
+        "answering is right most often, and how sure answers may be.",
     )
     roster: dict[str, str] = Field(
         {},
