@@ -16,7 +16,7 @@ from fedprotip.errors import RunError
 from fedprotip.report.files import save
 from fedprotip.report.rundata import RunData, average
 from fedprotip.store.records import Number
-from fedprotip.store.results import MODES, Memory, RouterFigures
+from fedprotip.store.results import MODES, Memory, RouterFigures, standing_for
 
 Cell = str | int | float | None
 
@@ -252,7 +252,8 @@ class Group:
         return [run.summary.seed for run in self.runs]
 
     def curve(self, mode: str) -> list[Stat]:
-        """Average accuracy over the tasks seen so far, after each task, over seeds."""
+        """Average accuracy over the tasks seen so far, after each task, over seeds; in `single` as it can."""
+        mode = standing_for(mode, self.accuracy)
         curves = [run.summary.over_tasks(mode) for run in self.runs if mode in run.summary.matrix]
         return [Stat.of(values) for values in zip(*curves, strict=False)]
 
