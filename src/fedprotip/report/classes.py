@@ -84,12 +84,13 @@ def _pairs(answers: Answers) -> Section:
     shown = pairs[:PAIRS]
     covered = sum(count for _, _, count in shown) / wrong
     intro = f"{plural(wrong, 'test sample')} of {sum(samples.values()):,} got a wrong answer"
-    intro += f"; {percent(covered)} of the mistakes are these." if len(pairs) > PAIRS else "."
+    intro += f"; {percent(covered)} of the mistakes are these" if len(pairs) > PAIRS else ""
+    intro += ". In brackets: of all samples of the class."
     names = answers.classes
-    rows = [[names[true], names[said], f"{n:,}", percent(n / samples[true])] for true, said, n in shown]
+    rows = [[names[true], names[said], f"{n:,} ({percent(n / samples[true])})"] for true, said, n in shown]
     thumbs = _thumbs(answers)
     grid = Grid(
-        ["class", "taken for", "samples", "of the class"],
+        ["class", "taken for", "how often"],
         rows,
         thumbs=[thumbs.get((true, said), []) for true, said, _ in shown] if thumbs else [],
     )

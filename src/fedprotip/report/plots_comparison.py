@@ -4,6 +4,7 @@ from itertools import zip_longest
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from fedprotip.report import style
 from fedprotip.report.rundata import RunData, average
@@ -20,7 +21,7 @@ def bars(groups: list[Group], kind: str) -> Figure:
     modes = [mode for mode in MODES if any(mode in values for values in stats)]
     present = [[mode for mode in modes if standing_for(mode, values) in values] for values in stats]
     figure, (axes,) = style.new_figure(1.0 + 0.2 * sum(map(len, present)) + 0.14 * len(groups))
-    place, middles, drawn = 0.0, [], set()
+    place, middles = 0.0, []
     for values, own in zip(stats, present, strict=True):
         middles.append(place + (len(own) - 1) / 2)
         for mode in own:
@@ -37,9 +38,7 @@ def bars(groups: list[Group], kind: str) -> Figure:
                 linewidth=0,
                 ecolor="#222222",
                 error_kw={"elinewidth": 1.2},
-                label=mode if mode not in drawn else None,
             )
-            drawn.add(mode)
             place += 1
         place += 0.7
     axes.set_yticks(middles, [group.label.replace(" ", "\n", 1) for group in groups])
@@ -49,7 +48,7 @@ def bars(groups: list[Group], kind: str) -> Figure:
         axes.set_xlim(0, 103)
     axes.set_xlabel("accuracy (%)" if kind == "accuracy" else "forgetting (points, less is better)")
     axes.grid(axis="x")
-    style.legend_above(axes, len(modes))
+    style.legend_above(axes, len(modes), [Patch(color=style.MODE_COLOURS[mode], label=mode) for mode in modes])
     return figure
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedprotip.store.records import Number
@@ -118,9 +119,10 @@ def task_axis(axes: Axes, tasks: int, label: str = "task") -> None:
     axes.set_xlabel(label)
 
 
-def legend_above(axes: Axes, columns: int) -> None:
-    """A legend over the plot, where it can hide no data."""
+def legend_above(axes: Axes, columns: int, handles: Sequence[Patch] | None = None) -> None:
+    """A legend over the plot, where it can hide no data; `handles`: in place of what was drawn."""
     axes.legend(
+        handles=handles,
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
         ncols=columns,
@@ -161,7 +163,7 @@ def looks(methods: Sequence[str]) -> list[dict[str, Any]]:
 
 def shades(name: str, count: int) -> list[str]:
     """So many colours of one of matplotlib's maps, the first the darkest."""
-    return [to_hex(matplotlib.colormaps[name](place)) for place in np.linspace(0.95, 0.3, max(count, 2))[:count]]
+    return [to_hex(matplotlib.colormaps[name](place)) for place in np.linspace(0.95, 0.45, max(count, 2))[:count]]
 
 
 def as_floats(values: Sequence[Number]) -> np.ndarray:
