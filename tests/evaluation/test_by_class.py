@@ -117,3 +117,11 @@ def test_a_thumbnail_is_small(shape, expected):
     found = thumbnail(torch.full(shape, 200, dtype=torch.uint8))
     assert tuple(found["shape"]) == expected
     assert set(base64.b64decode(found["pixels"])) == {200}
+
+
+def test_nothing_tested_is_nothing_said():
+    settings, stream = made()
+    found = ByClass(stream, settings)
+    stream.tasks[0] = replace(stream.tasks[0], test=stream.tasks[0].test[:0])
+    found.add(Portion(range(1), torch.tensor([0])), torch.tensor([], dtype=torch.int64), torch.tensor([]).long())
+    assert found.result() == {}

@@ -49,7 +49,7 @@ def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
     specs: list[tuple[str, dict[str, dict[str, Any]]]] = [
         ("fedprotip", {"method": {"threshold": 0.9}, "train": {"lr": 0.1}}),
         ("fedprotip", {"method": {"threshold": 0.5}, "train": {"lr": 0.1}}),
-        ("fedavg", {"train": {"lr": 0.01}, "run": {"checkpoint": 7}}),
+        ("fedavg", {"train": {"lr": 0.01}, "run": {"checkpoint": 7}, "evaluate": {"examples": 0}}),
     ]
     runs = [
         RunData.load(make_run(tmp_path / str(i), method, tasks=1, seed=i, settings=settings))

@@ -157,7 +157,8 @@ def print_summary(console: Console, folder: Path, summary: Summary) -> None:
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode in summary.modes:
         figures = (f"{values[mode]:.1f}" for values in (summary.accuracy, summary.forgetting))
-        table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style="bold green" if mode == "single" else "")
+        style = "bold green" if mode == standing_for("single", summary.accuracy) else ""
+        table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style=style)
     console.print(table)
     if summary.failures.count:
         console.print(f"Clients left out {summary.failures.count} times; the report says why.")

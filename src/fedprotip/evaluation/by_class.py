@@ -26,8 +26,10 @@ class ByClass:
         self._parts.append(torch.stack([portion.owners, torch.from_numpy(tests), labels.cpu(), said.cpu()]))
 
     def result(self) -> dict[str, Any]:
-        """What the record `Answers` holds."""
+        """What the record `Answers` holds; nothing where nothing was tested."""
         tasks, tests, labels, said = torch.cat(self._parts, 1)
+        if not len(labels):
+            return {}
         pairs, counts = torch.stack([labels, said]).unique(dim=1, return_counts=True)
         taken = torch.cat([pairs, counts[None]]).T.tolist()
         own = self._stream.test_owners

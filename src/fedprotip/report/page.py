@@ -29,6 +29,7 @@ from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
 from fedprotip.report.text import SCENARIOS, method_name, plural, reading, worth
 from fedprotip.store.folder import RunFolder, is_run
+from fedprotip.store.results import standing_for
 
 
 def write_report(folder: Path) -> Path:
@@ -55,6 +56,7 @@ def write_report(folder: Path) -> Path:
             for one in (run.manifest.data.accepted if run.manifest.data else [])
         ],
         headline=headline_rows(run),
+        first=standing_for("single", summary.accuracy),
         sections=_embedded(run_sections(run), folder),
         settings=run.settings_text,
         versions=run.manifest.versions

@@ -29,7 +29,10 @@ QUIET = frozenset(
 )
 """Where things are and how fast it goes: no result depends on them."""
 # Settings that say where or how often something is written, not what is computed.
-BOOKKEEPING = {"run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry", "data.root"}
+BOOKKEEPING = {
+    *("run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry"),
+    *("data.root", "evaluate.examples"),
+}
 
 
 @dataclass(frozen=True)
