@@ -1,5 +1,5 @@
 # Everything runs in its own virtual environment; the only things needed are Python 3.11, make and git.
-#   make demo    set up, then FedAvg against FedProTIP on real handwritten digits, with a report
+#   make demo    set up, then FedAvg, LDA and FedProTIP on real handwritten digits, with a report
 #   make test    set up, then lint, types and the tests with coverage
 #   make test-all    set up with all extras, then the slow tests: large models, minutes each; optional packages
 #   make bench   set up, then what it costs on this machine; make bench ARGS="task --quick" for some of it

@@ -43,7 +43,8 @@ def results(folder: Path, without=()):
 
     without: kinds of messages that may differ, and are left out of the ledger and its totals.
     """
-    found = {name: (folder / name).read_bytes() for name in TENSORS if (folder / name).exists()}
+    files = (*TENSORS, "answers.json")
+    found = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     summary = json.loads((folder / "summary.json").read_text())
     found["summary"] = {key: value for key, value in summary.items() if key not in NOT_EXACT}
     lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)

@@ -1,5 +1,9 @@
 """What `make demo` promises, averaged over seeds 0, 1 and 2."""
 
+import re
+import runpy
+from pathlib import Path
+
 import pytest
 
 from fedprotip.cells import plan_cells, run_cells
@@ -11,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    cells = plan_cells("configs/demo.toml", [], ["fedavg", "fedprotip"], [0, 1, 2])
+    cells = plan_cells("configs/demo.toml", [], ["fedavg", "lda", "fedprotip"], [0, 1, 2])
     folders = run_cells(cells, out, lambda cell: [])
     return {row["label"]: row for row in comparison_rows(folders)}, folders
 
@@ -31,5 +35,16 @@ def test_no_seed_is_left_behind(demo):
     _, folders = demo
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     for seed in range(3):
-        fedavg, ours = (s for s in summaries if s["seed"] == seed)
+        fedavg, _, ours = (s for s in summaries if s["seed"] == seed)
         assert ours["accuracy"]["batch64"] >= fedavg["accuracy"]["agnostic"] + 10
+
+
+def test_the_readme_shows_the_demo(demo):
+    """Seed 0; other machines may round otherwise."""
+    _, folders = demo
+    script = runpy.run_path("docs/images/demo.py")
+    made = script["table"](comparison_rows([folder for folder in folders if folder.name.endswith("-s0")]))
+    (shown,) = script["TABLE"].findall(Path("README.md").read_text(encoding="utf-8"))
+    numbers = [[float(number) for number in re.findall(r"\d+\.\d", text)] for text in (shown, made)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.5)
+    assert [line.split("|")[1] for line in shown.splitlines()] == [line.split("|")[1] for line in made.splitlines()]

@@ -237,6 +237,25 @@ def test_a_picture_is_what_its_script_draws(picture):
     assert (ROOT / "docs" / "images" / f"{picture}.svg").read_text(encoding="utf-8") == drawn
 
 
+def test_the_table_of_the_demo_is_what_its_script_writes():
+    """Its numbers are checked where the demo runs (`tests/test_demo.py`)."""
+    script = runpy.run_path(str(ROOT / "docs" / "images" / "demo.py"))
+    figures = {"fedavg": {"agnostic": 28.2}, "fedprotip": {"single": 96.25, "agnostic": 39.9, "batch64": 97.5}}
+    rows = [
+        {"method": method, "accuracy": {mode: {"mean": value} for mode, value in found.items()}}
+        for method, found in figures.items()
+    ]
+    assert script["table"](rows).splitlines() == [
+        "| accuracy % | single | aware | agnostic | batch64 |",
+        "|---|---|---|---|---|",
+        "| FedAvg | 28.2* | – | 28.2 | – |",
+        "| FedProTIP | **96.2** | – | 39.9 | 97.5 |",
+    ]
+    (shown,) = script["TABLE"].findall(README.read_text(encoding="utf-8"))
+    assert re.findall(r"(?m)^\| (\w+) \|", shown) == ["FedAvg", "LDA", "FedProTIP"]
+    assert list(script["METHODS"]) == ["fedavg", "lda", "fedprotip"]
+
+
 def test_links_and_pictures_exist():
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):

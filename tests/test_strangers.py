@@ -90,7 +90,7 @@ def resumed(folder):
 
 WHERE = [
     *("events.jsonl", "ledger.jsonl", "manifest.json", "settings.toml", "summary.json", "model.safetensors"),
-    *("statistics.safetensors", "calibration.safetensors", "geometry.json", "plan.json", "checkpoint"),
+    *("statistics.safetensors", "calibration.safetensors", "geometry.json", "answers.json", "plan.json", "checkpoint"),
     *("checkpoint/lock", "checkpoint/objects", "checkpoint/objects-copy", "tables", "plots", "report.html"),
     *("events.jsonl.tmp", "manifest.json.tmp", "checkpoint/00000099.json.tmp", "checkpoint/objects/x.tmp"),
 ]
@@ -149,6 +149,7 @@ def test_a_log_with_a_second_name_outside_goes_on_in_the_folder_alone(copy, base
     [
         ("events.jsonl", "files"),
         ("geometry.json", "files"),
+        ("answers.json", "files"),
         ("calibration.safetensors", "files"),
         ("checkpoint/objects", "to continue"),
         ("checkpoint/0", "to continue"),
@@ -164,7 +165,7 @@ def test_info_report_and_resume_of_a_finished_run_notice_what_changed(copy, monk
         path.write_bytes(data)
     assert any(state != "intact" for state in inspect(folder)[where].values())
     assert isinstance(told(folder, resumed), str)
-    if file in ("events.jsonl", "geometry.json"):
+    if file in ("events.jsonl", "geometry.json", "answers.json"):
         assert "was changed since the run ended" in told(folder, write_report)
 
 

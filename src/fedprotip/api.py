@@ -5,6 +5,7 @@ summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
 summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +32,9 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
 from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
+from fedprotip.store.answers import Answers
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned, read_events
-from fedprotip.store.folder import MEMORY, RunFolder, explained, free_path
+from fedprotip.store.folder import ANSWERS, MEMORY, RunFolder, explained, free_path
 from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients
@@ -270,6 +272,8 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     folder.remove("report.html")  # an older one must not outlive its numbers
     memory = Memory.model_validate(server.progress.memory)
     folder.write_json(MEMORY, memory.plain())
+    if answers := server.progress.routing.get("answers"):
+        folder.write(ANSWERS, json.dumps(Answers.model_validate(answers).plain(), ensure_ascii=False) + "\n")
     peak_gpu = max(memory.peaks("gpu").values(), default=None)
     events = read_events(folder.path / "events.jsonl")
     folder.write_json("summary.json", summarise(settings, server.state(), events, peak_gpu).plain())

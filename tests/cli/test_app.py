@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import tomllib
 
 import pytest
 
+from fedprotip import settings as settings_file
 from fedprotip.cli import app as cli
 from fedprotip.cli import display
 from fedprotip.settings import load, to_toml
 from fedprotip.store.events import Note, Started, Step
-from tests.small import small
+from tests.small import quick, small
 from tests.stream.trees import class_folders, picture
 
 
@@ -330,3 +332,74 @@ def test_errors_command_no_terminal(tmp_path, call):
         assert OBEYED.findall(out + err) == []
         assert err.startswith("fedprotip: ")
         assert err.count("\n") == 1
+
+
+# The report as a person reads it
+
+PHOTOS = (
+    "data.name=own", "stream.source=columns", "stream.tasks=1", "model.name=small_cnn", "model.width=8",
+    "clients.count=2", "train.rounds=1", "train.epochs=1", "run.threads=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A table of pictures of three classes at two sites, of which every fifth picture is for testing."""
+    class_folders(tmp_path / "pics")
+    rows = [
+        f"pics/{name}/{number:03d}.png,{name},{('north', 'south')[number % 2]},{('train', 'test')[number > 5]}"
+        for name in ("cat", "dog", "økse")
+        for number in range(10)
+    ]
+    (tmp_path / "photos.csv").write_text("\n".join(["path,label,client,split", *rows, ""]), encoding="utf-8")
+    return tmp_path / "photos.csv"
+
+
+@pytest.mark.parametrize("examples", [3, 0])
+def test_a_report_names_classes_and_sites_and_shows_what_was_confused(tmp_path, call, photos, examples):
+    folder = tmp_path / "r"
+    sets = [word for setting in (*PHOTOS, f"evaluate.examples={examples}") for word in ("--set", setting)]
+    assert call("run", "--set", f"data.source={photos}", *sets, "--out", folder)[0] == 0
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r'<th scope="row">(north|south)</th>', html) == ["north", "south"]
+    assert "Accuracy of the test samples that each site holds itself" in html
+    assert {"cat", "dog", "økse"} <= set(re.findall(r'<th scope="row">(\w+)</th>', html))
+    assert bool(
+        re.findall(r'src="data:image/png;base64,[\w+/=]+" alt="Test picture of class \w+ that was', html)
+    ) == bool(examples)
+    shutil.rmtree(tmp_path / "pics")
+    photos.unlink()  # the page needs the run folder alone
+    assert call("report", folder)[0] == 0
+    assert (folder / "report.html").read_text(encoding="utf-8") == html
+
+
+def test_sites_without_test_samples_of_their_own_are_expected(tmp_path, call, settings):
+    assert call("run", settings, "--set", "train.rounds=1", "--out", tmp_path / "r")[0] == 0
+    html = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+    assert "what to expect at each site&#39;s mix of classes" in html
+    assert re.findall(r'<th scope="row">(client \d)</th>', html) == ["client 0", "client 1", "client 2"]
+    code, out, _ = call("info", tmp_path / "r", "--json")
+    assert json.loads(out)["files"]["answers.json"] == "intact"
+    (tmp_path / "r" / "answers.json").write_text("{}")
+    code, _, err = call("report", tmp_path / "r")
+    assert code
+    assert "answers.json was changed since the run ended" in err
+
+
+def test_the_demo_has_lda_as_a_row_and_single_of_every_method(tmp_path, call, monkeypatch):
+    original = settings_file.load
+    quick(monkeypatch)
+    monkeypatch.setattr("fedprotip.report.page.write_report", lambda folder: None)
+    few = ["train.rounds=1", "train.epochs=1", "model.width=8", "stream.tasks=2", "data.train_limit=200"]
+
+    def load(source=None, overrides=(), note=lambda text: None):
+        return original(source, [*overrides, *few], note)
+
+    monkeypatch.setattr(settings_file, "load", load)
+    code, out, _ = call("demo", "--out", tmp_path / "demo")
+    assert code == 0
+    cells = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in out.splitlines() if "│" in line[:1]}
+    assert list(cells) == ["fedavg", "lda", "fedprotip"]
+    assert [cell.endswith("*") for cell in cells.values()] == [True, False, False]
+    assert "* This method does not look for the task: it answers single samples agnostically." in out
+    assert "lda, which trains nothing, has" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedprotip.errors import UsageError
-from fedprotip.report import comparison_rows, plots_comparison, write_comparison
-from fedprotip.report.comparison import comparison_sections
+from fedprotip.report import comparison_rows, plots_comparison, style, write_comparison
+from fedprotip.report.comparison import comparison_reading, comparison_sections
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import aggregate, labels, other_differences
 from fedprotip.report.text import plus_minus
@@ -49,7 +49,7 @@ def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
     specs: list[tuple[str, dict[str, dict[str, Any]]]] = [
         ("fedprotip", {"method": {"threshold": 0.9}, "train": {"lr": 0.1}}),
         ("fedprotip", {"method": {"threshold": 0.5}, "train": {"lr": 0.1}}),
-        ("fedavg", {"train": {"lr": 0.01}, "run": {"checkpoint": 7}}),
+        ("fedavg", {"train": {"lr": 0.01}, "run": {"checkpoint": 7}, "evaluate": {"examples": 0}}),
     ]
     runs = [
         RunData.load(make_run(tmp_path / str(i), method, tasks=1, seed=i, settings=settings))
@@ -135,13 +135,18 @@ def test_every_cell_of_the_page_is_that_of_its_method_and_mode(tmp_path: Path) -
         assert grid.columns == ["method", *MODES, "seeds"]
         best = set()
         for column, mode in enumerate(MODES, start=1):
-            values = [[getattr(run.summary, kind).get(mode) for run in pair] for pair in (runs[:2], runs[2:])]
+            figures = [[getattr(run.summary, kind) for run in pair] for pair in (runs[:2], runs[2:])]
+            stands_in = [mode == "single" and mode not in pair[0] for pair in figures]
+            shown_modes = ["agnostic" if instead else mode for instead in stands_in]
+            values = [[one.get(other) for one in pair] for pair, other in zip(figures, shown_modes, strict=True)]
             shown = [plus_minus(fmean(pair), stdev(pair)) if None not in pair else "–" for pair in values]
-            assert [row[column] for row in grid.rows] == shown
+            marks = ["*" if instead else "" for instead in stands_in]
+            assert [row[column] for row in grid.rows] == [cell + mark for cell, mark in zip(shown, marks, strict=True)]
             if "–" not in shown:
                 best.add((values.index(better(values, key=fmean)), column))
         assert grid.best == best
         assert [(row[0], row[-1]) for row in grid.rows] == [("fedprotip", "2"), ("fedavg", "2")]
+        assert grid.note.startswith("* This method does not look for the task")
 
 
 def test_comparison_refuses_to_overwrite_a_run_and_needs_runs(tmp_path: Path) -> None:
@@ -172,3 +177,58 @@ def test_geometry_over_threshold(tmp_path: Path) -> None:
     for name in ("geometry_over_threshold", "geometry_rho_by_threshold"):
         assert (tmp_path / f"out/plots/{name}.png").exists()
     assert plots_comparison.thresholds([RunData.load(folders[0])]) == {}
+
+
+def test_single_of_every_method_stands_beside_the_others(tmp_path: Path) -> None:
+    """A method that looks for no task answers agnostically: hatched, marked, and a line of its own."""
+    folders = [make_run(tmp_path / method, method) for method in ("fedprotip", "fedavg")]
+    groups = aggregate([RunData.load(folder) for folder in folders])
+    bars = plots_comparison.bars(groups, "accuracy").axes[0]
+    widths = [patch.get_width() for patch in bars.patches if patch.get_hatch()]
+    assert widths == [groups[1].accuracy["agnostic"].mean]
+    drawn = {str(line.get_label()): line for line in plots_comparison.curves(groups, "single").axes[0].lines}
+    assert list(drawn) == ["fedprotip", "fedavg*"]
+    assert list(drawn["fedavg*"].get_ydata())[-1] == pytest.approx(groups[1].accuracy["agnostic"].mean)
+    (alone,) = aggregate([RunData.load(folders[1])])
+    assert "single" not in comparison_sections([alone])[0].grids[0].columns  # nobody to stand beside
+
+
+@pytest.mark.parametrize(
+    ("single", "samples", "sentence"),
+    [
+        (80.0, 10_000, "Training is worth 15.0 points here: lda, which trains nothing, has 80.0 %, fedprotip 95.0 %."),
+        (97.0, 10_000, "Training is not worth it here: lda, which trains nothing, has 97.0 %, fedprotip 95.0 %."),
+        (97.0, 100, "Training makes no difference here that could be told: lda, which trains nothing, has 97.0 %"),
+        (95.2, 10**9, "Training makes no difference here that could be told: lda, which trains nothing, has 95.2 %"),
+    ],
+)
+def test_whether_training_is_worth_it(tmp_path: Path, single: float, samples: int, sentence: str) -> None:
+    """Compared with what chance does to so many test samples."""
+    folders = [make_run(tmp_path / method, method) for method in ("lda", "fedprotip")]
+    for folder, accuracy in zip(folders, (single, 95.0), strict=True):
+        path = folder / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["accuracy"]["single"] = accuracy
+        path.write_text(json.dumps(summary))
+        (folder / "answers.json").write_text(json.dumps({"classes": ["a"], "taken": [[0, 0, samples]]}))
+    reading = comparison_reading(aggregate([RunData.load(folder) for folder in folders]))
+    assert sentence in reading
+    assert ("lda (97.0 %) and fedprotip (95.0 %) are too close to call" in reading) == (samples == 100)
+
+
+def test_one_colour_per_meaning() -> None:
+    """On the page of a run and on that of several; strangers get a colour that nobody on the page has."""
+    modes, phases = set(style.MODE_COLOURS.values()), set(style.PHASE_COLOURS.values())
+    ways = {colour for colour, _ in style.WAY_LOOKS.values()}
+    kinds, layers = set(style.shades("YlOrBr", 8)), set(style.shades("Purples", 8))
+    run = [modes, phases, ways, kinds, layers]
+    several = [modes, phases, set(style.METHOD_COLOURS.values())]
+    for families in (run, several):
+        assert len(set.union(*families)) == sum(map(len, families))
+    assert len(ways) == len(style.WAY_LOOKS)
+    first, second, other, stranger = style.looks(["fedprotip", "fedprotip", "fedavg", "mine"])
+    assert first["color"] == second["color"] == style.METHOD_COLOURS["fedprotip"]
+    assert first["linestyle"] != second["linestyle"]
+    assert other["color"] == style.METHOD_COLOURS["fedavg"]
+    assert stranger["color"] not in {first["color"], other["color"]}
+    assert len({look["color"] for look in style.looks(["fedprotip"] * 3)}) == 3

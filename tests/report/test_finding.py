@@ -222,9 +222,11 @@ def test_what_a_user_gets_stands_first(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", finding=True)
     html = write_report(folder).read_text()
     modes = ["single", "aware", "agnostic", "batch64"]
-    assert re.findall(rf'<th scope="row">({"|".join(modes)})</th>', html) == modes
-    assert re.findall(r'class="first"><th scope="row">(\w+)<', html) == ["single"]
+    assert re.findall(rf'<th scope="row"><span[^>]*></span>({"|".join(modes)})</th>', html) == modes
+    assert re.findall(r'class="first"><th scope="row"><span[^>]*></span>(\w+)<', html) == ["single"]
     assert [row["mode"] for row in read_csv(folder / "tables/headline.csv")] == modes
+    plain = write_report(make_run(tmp_path / "plain", "fedavg")).read_text()
+    assert re.findall(r'class="first"><th scope="row"><span[^>]*></span>(\w+)<', plain) == ["agnostic"]
     console = Console(width=120, record=True)
     display.print_summary(console, folder, RunData.load(folder).summary)
     printed = console.export_text()

@@ -1,5 +1,6 @@
 """The report of synthetic run folders: right numbers, whole pages, the same bytes every time."""
 
+import io
 import json
 import math
 import re
@@ -9,9 +10,11 @@ from typing import Any
 
 import matplotlib
 import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
 
 from fedprotip.errors import RunError
-from fedprotip.report import comparison_rows, plots, text, write_report
+from fedprotip.report import comparison_rows, plots, style, text, write_report
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import aggregate
 from tests.report.test_rundata import links, make_memory, make_run, read_csv
@@ -29,10 +32,13 @@ CASES: dict[str, dict[str, Any]] = {
     "twelve_tasks": {"tasks": 12, "layers": 20},
     "crowded": {"tasks": 22, "method": "fedavg"},
     "many_clients": {"clients": 200, "failures": 40, "tasks": 2},
+    "everything": {"tasks": 20, "layers": 20, "finding": True, "geometry": True, "failures": 9},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.slow] if name == "everything" else []) for name in CASES]
+)
 def test_page_is_whole_and_needs_nothing_else(tmp_path: Path, case: str) -> None:
     folder = make_run(tmp_path / "run", **CASES[case])
     page = write_report(folder)
@@ -42,6 +48,7 @@ def test_page_is_whole_and_needs_nothing_else(tmp_path: Path, case: str) -> None
     assert "@import" not in html
     assert "url(" not in html
     assert "<script" not in html
+    assert len(html) < 1_500_000
     images = re.findall(r"<img [^>]*>", html)
     assert len(images) == len(list((folder / "plots").glob("*.png"))) >= 3
     assert all(re.search(r'alt="[^"]{20,}"', image) for image in images)
@@ -216,6 +223,19 @@ def test_plots_ignore_the_readers_matplotlib_settings(tmp_path: Path) -> None:
     with matplotlib.rc_context({"font.size": 30, "savefig.facecolor": "red", "axes.grid": True}):
         write_report(folder)
     assert (folder / "plots/bytes.png").read_bytes() == before
+
+
+def test_a_picture_is_small_and_keeps_its_colours(tmp_path: Path) -> None:
+    """Few colours, and those of the modes among them but for a shade."""
+    run = RunData.load(make_run(tmp_path / "run"))
+    drawn = style.png(plots.accuracy_over_tasks(run))
+    image = Image.open(io.BytesIO(drawn))
+    assert image.mode == "P"
+    assert len(drawn) < 25_000
+    colours = {colour for _, colour in image.convert("RGB").getcolors() or []}
+    for wanted in style.MODE_COLOURS.values():
+        red, green, blue = (round(255 * part) for part in to_rgb(wanted))
+        assert min(max(abs(r - red), abs(g - green), abs(b - blue)) for r, g, b in colours) <= 8
 
 
 def test_numbers_as_text() -> None:

@@ -1,6 +1,6 @@
 """The command `fedprotip`: verbs only, no logic.
 
-fedprotip demo                                             # FedAvg against FedProTIP in a minute
+fedprotip demo                                             # FedAvg, LDA and FedProTIP in a minute
 fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
@@ -111,9 +111,9 @@ def demo(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     as_json: Json = False,
 ) -> None:
-    """FedAvg forgets, FedProTIP remembers: five tasks of handwritten digits, about half a minute."""
+    """FedAvg forgets, FedProTIP remembers, and LDA trains nothing: five tasks of handwritten digits, half a minute."""
     settings = Path(str(files("fedprotip") / "configs" / "demo.toml"))
-    _compare_cells(settings, [], ["fedavg", "fedprotip"], seeds, [], folder, as_json)
+    _compare_cells(settings, [], ["fedavg", "lda", "fedprotip"], seeds, [], folder, as_json)
 
 
 @app.command()

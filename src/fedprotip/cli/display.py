@@ -18,8 +18,9 @@ from rich.segment import Segment
 from rich.table import Column, Table
 
 from fedprotip.errors import RunError
+from fedprotip.report.text import STAND_IN, STAND_IN_NOTE
 from fedprotip.store.events import Event, Failure, Note, RoundDone, Started, Step, TaskDone, Warned
-from fedprotip.store.results import Summary
+from fedprotip.store.results import Summary, standing_for
 
 MEANINGS = {  # first what a user gets
     "single": "one sample, task unknown",
@@ -156,7 +157,8 @@ def print_summary(console: Console, folder: Path, summary: Summary) -> None:
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode in summary.modes:
         figures = (f"{values[mode]:.1f}" for values in (summary.accuracy, summary.forgetting))
-        table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style="bold green" if mode == "single" else "")
+        style = "bold green" if mode == standing_for("single", summary.accuracy) else ""
+        table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style=style)
     console.print(table)
     if summary.failures.count:
         console.print(f"Clients left out {summary.failures.count} times; the report says why.")
@@ -176,6 +178,8 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
     for row in rows:
         table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
     console.print(table)
+    if any(standing_for(mode, row["accuracy"]) != mode for row in rows for mode in modes):
+        console.print(f"[dim]{STAND_IN_NOTE}", soft_wrap=True)
     console.print(f"Report: {plain(str(page))}", soft_wrap=True)
 
 
@@ -215,11 +219,12 @@ def print_info(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _cell(row: dict[str, Any], mode: str) -> str:
-    if mode not in row["accuracy"]:
+    shown = standing_for(mode, row["accuracy"])
+    if shown not in row["accuracy"]:
         return "–"
-    accuracy, drop = row["accuracy"][mode], row["forgetting"][mode]
+    accuracy, drop = row["accuracy"][shown], row["forgetting"][shown]
     spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.1f}"
-    return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f})"
+    return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f}){STAND_IN if shown != mode else ''}"
 
 
 def _stat(stat: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedprotip.evaluation.by_class import ByClass
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.confidence import summary as confidence_summary
 from fedprotip.evaluation.drift import Drift
@@ -47,6 +48,7 @@ class Evaluation:
     confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
     inside: dict[str, list[float]] = field(default_factory=dict)  # how unusual known samples look: quantiles
     sweeps: dict[str, Any] = field(default_factory=dict)  # after the last task
+    answers: dict[str, Any] = field(default_factory=dict)  # after the last task: by class and by site
 
     def means(self) -> dict[str, float]:
         return {mode: float(np.mean(values)) for mode, values in self.accuracy.items()}
@@ -61,6 +63,7 @@ class Evaluation:
             matrix.setdefault(mode, []).append(values)
         routing.update({"by_task": self.routing, "confusion": self.confusion, "ways": self.ways})
         routing.update({"confidence": self.confidence, "sweeps": self.sweeps, "inside": self.inside})
+        routing["answers"] = self.answers
         if self.drift:
             routing.setdefault("drift", []).append(self.drift)
 
@@ -94,13 +97,16 @@ def evaluate(
         result.ways = {name: {key: [] for key in keys} for name in inference.ways}
     right = _right_tasks(stream, seen, settings)
     sweep, sure, drift = Sweep(inference, settings), _Confidence(inference), Drift(inference)
+    by_class = ByClass(stream, settings)
     for tasks in portions(stream, len(inference.candidates), seen, settings):
         batches = (_test_batches(predictor, stream, task, seen, settings, cache) for task in tasks)
         portion = Portion(tasks, torch.tensor([len(stream.tasks[task].test) for task in tasks]))
         heard, labels = hear(predictor, chain.from_iterable(batches), drift.watch(portion.owners))
         result.accuracy["aware"] += portion.percent(inference.aware(heard, portion.owners) == labels)
-        result.accuracy["agnostic"] += portion.percent(inference.agnostic(heard) == labels)
+        said = inference.agnostic(heard)
+        result.accuracy["agnostic"] += portion.percent(said == labels)
         if not inference.ways:
+            by_class.add(portion, labels, said)
             continue
         allowed = right(labels, portion.owners)
         groups = {"single": None, "batch64": portion.groups(settings)}
@@ -112,9 +118,11 @@ def evaluate(
                     result.confusion[mode] += portion.confusion(routed)
                     if mode == "single":
                         sure.add(heard, routed, labels)
+                        by_class.add(portion, labels, routed.labels)
         if seen == last:
             sweep.add(heard, labels, portion)
     result.drift = drift.by_task(seen)
+    result.answers = by_class.result() if seen == last else {}
     if inference.ways:
         for mode in ROUTED:
             result.accuracy[mode] = list(result.ways[inference.chosen][mode])

@@ -34,6 +34,7 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
     for task in range(progress.task, len(server.stream.tasks)):
         before = dict(progress.seconds)
         server.begin_task(task)
+        progress.routing.pop("answers", None)  # of an earlier end: long, and made anew at the next one
         if progress.round == 0:
             with journal.phase(progress, "evaluate"):
                 meet_task(server, task)

@@ -1,13 +1,30 @@
 """What stands on the page that compares several runs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fedprotip.report import plots_comparison as plots
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import QUIET, Group, Stat, other_differences
-from fedprotip.report.text import PHASES, bytes_text, joined, meaning, mib_text, plus_minus, seconds_text
-from fedprotip.store.results import MODES
+from fedprotip.report.text import (
+    NOTICEABLE,
+    PHASES,
+    STAND_IN,
+    STAND_IN_NOTE,
+    bytes_text,
+    chance,
+    joined,
+    meaning,
+    mib_text,
+    number,
+    plus_minus,
+    seconds_text,
+    trains_nothing,
+)
+from fedprotip.store.results import MODES, standing_for
+
+HATCHED = "Hatched: this method does not look for the task and answers agnostically."
 
 
 def comparison_sections(groups: list[Group]) -> list[Section]:
@@ -15,7 +32,12 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
     modes = _modes(groups)
     runs = [run for group in groups for run in group.runs]
     bars = [
-        Picture(f"bars_{kind}", plots.bars(groups, kind), f"Bar chart of the {kind} of each method in each mode.")
+        Picture(
+            f"bars_{kind}",
+            plots.bars(groups, kind),
+            f"Bar chart of the {kind} of each method in each mode.",
+            HATCHED if any(standing_for(mode, group.accuracy) != mode for group in groups for mode in modes) else "",
+        )
         for kind in ("accuracy", "forgetting")
     ]
     grids = [
@@ -59,14 +81,34 @@ def comparison_reading(groups: list[Group]) -> str:
     """Who is ahead, in one sentence: sample by sample without the task, then with it. Nobody under other conditions."""
     if set(other_differences([run for group in groups for run in group.runs])) - QUIET:
         return "The methods were not run under the same conditions, so none of them is called ahead."
-    alone = _ranked(groups, lambda group: group.accuracy.get("single", group.accuracy.get("agnostic")))
+    alone = _ranked(groups, _alone)
     told = _ranked(groups, lambda group: group.accuracy.get("aware"))
     sentences = []
     if alone:
         sentences.append(f"When no task is given and each sample stands alone, {_ahead(alone)}.")
     if told:
         sentences.append(f"When the task is given, {_ahead(told)}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *_training_is_worth(groups)])
+
+
+def _alone(group: Group) -> Stat | None:
+    """Accuracy when each sample stands alone and no task is given."""
+    return group.accuracy.get(standing_for("single", group.accuracy))
+
+
+def _training_is_worth(groups: list[Group]) -> list[str]:
+    """How much the best method that trains adds to the best that does not, in one sentence; none without both."""
+    closed = _ranked([group for group in groups if all(map(trains_nothing, group.runs))], _alone)
+    trained = _ranked([group for group in groups if not any(map(trains_nothing, group.runs))], _alone)
+    if not closed or not trained:
+        return []
+    plain, best = closed[0], trained[0]
+    gain = best.mean - plain.mean
+    if plain.near(best) or abs(gain) < NOTICEABLE:
+        verdict = "Training makes no difference here that could be told"
+    else:
+        verdict = f"Training is worth {number(gain)} points here" if gain > 0 else "Training is not worth it here"
+    return [f"{verdict}: {plain.label}, which trains nothing, has {plain.shown}, {best.label} {best.shown}."]
 
 
 def mode_meanings(groups: list[Group]) -> dict[str, str]:
@@ -112,15 +154,21 @@ def _grid(
     stats: Callable[[Group], dict[str, Stat]],
     better: Callable[[list[float]], float],
 ) -> Grid:
-    modes, best = _modes(groups), set()
-    rows = [[group.label, *(_stat(stats(group).get(mode)) for mode in modes)] for group in groups]
+    modes, best, marked = _modes(groups), set(), False
+    rows = [[group.label] for group in groups]
     for column, mode in enumerate(modes, start=1):
-        means = [stats(group)[mode].mean if mode in stats(group) else None for group in groups]
+        shown = [standing_for(mode, stats(group)) for group in groups]
+        found = [stats(group).get(other) for group, other in zip(groups, shown, strict=True)]
+        for row, stat, other in zip(rows, found, shown, strict=True):
+            stands_in = stat is not None and other != mode
+            row.append(_stat(stat) + (STAND_IN if stands_in else ""))
+            marked |= stands_in
+        means = [None if stat is None else stat.mean for stat in found]
         known = [mean for mean in means if mean is not None]
         if len(known) > 1:
             best |= {(row, column) for row, mean in enumerate(means) if mean == better(known)}
     rows = [[*row, str(len(group.runs))] for row, group in zip(rows, groups, strict=True)]
-    return Grid(["method", *modes, "seeds"], rows, title, best=best)
+    return Grid(["method", *modes, "seeds"], rows, title, best=best, note=STAND_IN_NOTE if marked else "")
 
 
 def _stat(stat: Stat | None) -> str:
@@ -153,21 +201,38 @@ def _costs(groups: list[Group]) -> Section:
         pictures.append(Picture("memory", plots.memory(groups), "Bar chart of the peak memory of each phase."))
     intro = "Bytes that all clients together sent (up) and received (down), and wall-clock time."
     intro += " Memory is that of the process, which may hold what earlier runs in it have left." if phases else ""
-    return Section("Cost", intro, pictures, grids)
+    return Section("Cost", intro, pictures, grids, folded=True)
 
 
-def _ranked(groups: list[Group], pick: Callable[[Group], Stat | None]) -> list[tuple[str, Stat]]:
-    picked = [(group.label, pick(group)) for group in groups]
-    known = [(label, stat) for label, stat in picked if stat is not None and stat.mean is not None]
-    return sorted(known, key=lambda item: -(item[1].mean or 0.0))
+@dataclass(frozen=True)
+class _Rank:
+    """A group by its accuracy (%)."""
+
+    label: str
+    mean: float
+    shown: str
+    noise: float
+    """By how much it may be off: over seeds, or by chance with so many test samples."""
+
+    def near(self, other: "_Rank") -> bool:
+        return abs(self.mean - other.mean) <= max(self.noise, other.noise)
 
 
-def _ahead(ranked: list[tuple[str, Stat]]) -> str:
-    label, first = ranked[0]
-    if len(ranked) == 1:
-        return f"{label} answers {_stat(first)} % correctly"
-    other, second = ranked[1]
-    near = (first.mean or 0.0) - (second.mean or 0.0) <= max(first.std or 0.0, second.std or 0.0)
-    if near:
-        return f"{label} ({_stat(first)} %) and {other} ({_stat(second)} %) are too close to call"
-    return f"{label} is ahead with {_stat(first)} %, followed by {other} with {_stat(second)} %"
+def _ranked(groups: list[Group], pick: Callable[[Group], Stat | None]) -> list[_Rank]:
+    found = []
+    for group in groups:
+        stat = pick(group)
+        if stat is not None and stat.mean is not None:
+            noise = max(stat.std or 0.0, chance(stat.mean, group.runs[0]))
+            found.append(_Rank(group.label, stat.mean, f"{_stat(stat)} %", noise))
+    return sorted(found, key=lambda rank: -rank.mean)
+
+
+def _ahead(ranked: list[_Rank]) -> str:
+    first, *others = ranked
+    if not others:
+        return f"{first.label} answers {first.shown} correctly"
+    second = others[0]
+    if first.near(second):
+        return f"{first.label} ({first.shown}) and {second.label} ({second.shown}) are too close to call"
+    return f"{first.label} is ahead with {first.shown}, followed by {second.label} with {second.shown}"

@@ -38,7 +38,8 @@ def routing(run: RunData) -> Section:
     if len(summary.routers) > 1:
         intro += f"This run finds it by {run.chosen}; the other ways were asked about the same samples. "
     intro += "The diagonal of a matrix is right." + _no_room(run) + _left_out(run)
-    return Section("Finding the task", intro, pictures, grids)
+    gist = f"{percent(summary.routing.single)} found" if summary.routing.single is not None else ""
+    return Section("Finding the task", intro, pictures, grids, folded=True, gist=gist)
 
 
 def _no_room(run: RunData) -> str:
@@ -121,7 +122,7 @@ def together(run: RunData) -> Section:
         ]
         shares = [f"{number(100 * share, 0)} %" for share in sweeps.purities]
         grids.append(Grid(["way", "decision", *shares], rows, "Accuracy (%) by purity", folded=True))
-    return Section("How many samples come together", _gain(run), pictures, grids)
+    return Section("How many samples come together", _gain(run), pictures, grids, folded=True)
 
 
 def _mixes(run: RunData) -> bool:
@@ -158,7 +159,12 @@ def confidence(run: RunData) -> Section:
     rows = [[percent(line.confidence), percent(line.accuracy), f"{line.count:,}"] for line in known.bins]
     intro = "Every answer comes with a probability; one sample at a time, task unknown. " + _unknown(run)
     return Section(
-        "How sure the answers are", intro.strip(), [picture], [Grid(["confidence", "right", "answers"], rows)]
+        "How sure the answers are",
+        intro.strip(),
+        [picture],
+        [Grid(["confidence", "right", "answers"], rows)],
+        folded=True,
+        gist=f"{number(100 * known.ece)} points off" if known.ece is not None else "",
     )
 
 
@@ -187,4 +193,4 @@ def drift_picture(run: RunData) -> Picture:
 
 def drift(run: RunData) -> Section:
     intro = "Class statistics are taken once, when a task ends. If the features change later, they no longer fit."
-    return Section("Drift of class statistics", intro, [drift_picture(run)])
+    return Section("Drift of class statistics", intro, [drift_picture(run)], folded=True)

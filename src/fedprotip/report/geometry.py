@@ -35,7 +35,8 @@ def geometry_section(geometry: Geometry, run: RunData) -> Section:
     grids = [Grid(BY_TASK, by_task, "Measured and bound", folded=True)]
     grids += [Grid(BY_PAIR, by_pair, "Loss increase of an old task in one round", folded=True)] if by_pair else []
     grids += [Grid(["", ""], constants, "Constants")] if constants else []
-    return Section("Geometry of projection", INTRO, _pictures(geometry, run), grids)
+    gist = f"mean β̂ {significant(geometry.beta_bar)}" if geometry.beta_bar is not None else ""
+    return Section("Geometry of projection", INTRO, _pictures(geometry, run), grids, folded=True, gist=gist)
 
 
 def _pictures(geometry: Geometry, run: RunData) -> list[Picture]:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedprotip.errors import UsageError
 from fedprotip.report import style, tables
+from fedprotip.report.classes import class_tables
 from fedprotip.report.comparison import (
     common_facts,
     comparison_reading,
@@ -26,21 +27,22 @@ from fedprotip.report.files import save
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
-from fedprotip.report.text import SCENARIOS, method_name, plural, reading
+from fedprotip.report.text import SCENARIOS, method_name, plural, reading, worth
 from fedprotip.store.folder import RunFolder, is_run
+from fedprotip.store.results import standing_for
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html`, `tables/` and `plots/` into a run folder; returns the page's path."""
     run = RunData.load(folder)
-    for table in tables.all_tables(run):
+    for table in (*tables.all_tables(run), *class_tables(run)):
         tables.write_csv(table, folder, f"tables/{table.name}.csv")
     summary = run.summary
     data = run.setting("data.name", "")
     page = _render(
         "page.html.j2",
         title=method_name(summary.method) + (f" on {data}" if data else ""),
-        reading=reading(run),
+        reading=f"{reading(run)} {worth(run)}".strip(),
         facts=[
             SCENARIOS.get(summary.scenario, summary.scenario),
             plural(summary.tasks, "task"),
@@ -54,6 +56,7 @@ def write_report(folder: Path) -> Path:
             for one in (run.manifest.data.accepted if run.manifest.data else [])
         ],
         headline=headline_rows(run),
+        first=standing_for("single", summary.accuracy),
         sections=_embedded(run_sections(run), folder),
         settings=run.settings_text,
         versions=run.manifest.versions
@@ -115,6 +118,8 @@ def _embedded(sections: list[Section], folder: Path) -> list[dict[str, Any]]:
             "title": section.title,
             "intro": section.intro,
             "grids": section.grids,
+            "folded": section.folded,
+            "gist": section.gist,
             "pictures": [_embed(picture, folder) for picture in section.pictures],
         }
         for section in sections
@@ -146,4 +151,4 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**values)
+    return environment.get_template(template).render(colours=style.MODE_COLOURS, **values)

@@ -105,8 +105,9 @@ def ranks(run: RunData) -> Figure:
     if len(layers) > MOST_LINES:
         return _rank_heatmap(share, rank, names)
     figure, (axes,) = style.new_figure(3.0 + 0.11 * len(layers))
-    for i, name in enumerate(names):
-        axes.plot([event.task + 1 for event in events], share[i], label=name, **style.series(i))
+    for i, (name, colour) in enumerate(zip(names, style.shades("Purples", len(names)), strict=True)):
+        places, marker = [event.task + 1 for event in events], style.MARKERS[i % len(style.MARKERS)]
+        axes.plot(places, share[i], label=name, color=colour, marker=marker)
     axes.set_ylim(0, 103)
     axes.set_ylabel("protected share R/d (%)")
     style.task_axis(axes, run.summary.tasks, "tasks learned")
@@ -120,9 +121,7 @@ def traffic(run: RunData) -> Figure:
     """Bytes of each task over all clients, stacked by kind: above to the server, below to the clients."""
     tasks = 1 + max(task for task, _, _ in run.traffic)
     kinds = sorted({kind for _, _, kind in run.traffic}, key=lambda kind: (kind != "model", kind))
-    spare = [colour for colour in style.PALETTE if colour not in style.KIND_COLOURS.values()]
-    others = [kind for kind in kinds if kind not in style.KIND_COLOURS]
-    colours = style.KIND_COLOURS | {kind: spare[i % len(spare)] for i, kind in enumerate(others)}
+    colours = dict(zip(kinds, style.shades("YlOrBr", len(kinds)), strict=True))
     sums = {
         direction: [sum(run.traffic.get((t, direction, kind), 0) for kind in kinds) for t in range(tasks)]
         for direction in ("up", "down")
@@ -133,7 +132,16 @@ def traffic(run: RunData) -> Figure:
         below = np.zeros(tasks)
         for kind in kinds:
             height = np.array([run.traffic.get((t, direction, kind), 0) for t in range(tasks)]) / divisor
-            axes.bar(range(1, tasks + 1), height, 0.7, below, label=kind, color=colours[kind])
+            axes.bar(
+                range(1, tasks + 1),
+                height,
+                0.7,
+                below,
+                label=kind,
+                color=colours[kind],
+                edgecolor="white",
+                linewidth=0.6,
+            )
             below += height
         axes.set_ylabel(f"{words} ({unit})")
         axes.grid(axis="y")

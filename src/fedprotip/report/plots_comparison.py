@@ -4,37 +4,41 @@ from itertools import zip_longest
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from fedprotip.report import style
 from fedprotip.report.rundata import RunData, average
 from fedprotip.report.tables import Group, Stat, labels
-from fedprotip.report.text import PHASES, byte_unit
-from fedprotip.store.results import MODES, Geometry
+from fedprotip.report.text import PHASES, STAND_IN, byte_unit
+from fedprotip.store.results import MODES, Geometry, standing_for
 
 
 @style.styled
 def bars(groups: list[Group], kind: str) -> Figure:
-    """`kind` "accuracy" or "forgetting": one bar per mode for each group, with error bars."""
+    """`kind` "accuracy" or "forgetting": one bar per mode for each group, with error bars; hatched where another mode
+    stands in."""
     stats = [group.accuracy if kind == "accuracy" else group.forgetting for group in groups]
     modes = [mode for mode in MODES if any(mode in values for values in stats)]
-    figure, (axes,) = style.new_figure(1.0 + 0.2 * sum(map(len, stats)) + 0.14 * len(groups))
-    place, middles, drawn = 0.0, [], set()
-    for values in stats:
-        present = [mode for mode in modes if mode in values]
-        middles.append(place + (len(present) - 1) / 2)
-        for mode in present:
+    present = [[mode for mode in modes if standing_for(mode, values) in values] for values in stats]
+    figure, (axes,) = style.new_figure(1.0 + 0.2 * sum(map(len, present)) + 0.14 * len(groups))
+    place, middles = 0.0, []
+    for values, own in zip(stats, present, strict=True):
+        middles.append(place + (len(own) - 1) / 2)
+        for mode in own:
+            stat = values[standing_for(mode, values)]
             axes.barh(
                 place,
-                values[mode].mean or 0.0,
+                stat.mean or 0.0,
                 0.86,
-                xerr=values[mode].std or 0.0,
+                xerr=stat.std or None,
                 capsize=2,
                 color=style.MODE_COLOURS[mode],
+                hatch=None if mode in values else "////",
+                edgecolor="white",
+                linewidth=0,
                 ecolor="#222222",
                 error_kw={"elinewidth": 1.2},
-                label=mode if mode not in drawn else None,
             )
-            drawn.add(mode)
             place += 1
         place += 0.7
     axes.set_yticks(middles, [group.label.replace(" ", "\n", 1) for group in groups])
@@ -44,22 +48,23 @@ def bars(groups: list[Group], kind: str) -> Figure:
         axes.set_xlim(0, 103)
     axes.set_xlabel("accuracy (%)" if kind == "accuracy" else "forgetting (points, less is better)")
     axes.grid(axis="x")
-    style.legend_above(axes, len(modes))
+    style.legend_above(axes, len(modes), [Patch(color=style.MODE_COLOURS[mode], label=mode) for mode in modes])
     return figure
 
 
 @style.styled
 def curves(groups: list[Group], mode: str) -> Figure:
     """Average accuracy over the tasks seen so far; the band is one standard deviation."""
-    drawn = [(index, group, group.curve(mode)) for index, group in enumerate(groups) if group.curve(mode)]
+    looks = style.looks([group.method for group in groups])
+    drawn = [(look, group, group.curve(mode)) for look, group in zip(looks, groups, strict=True) if group.curve(mode)]
     columns = 2 if max(len(group.label) for _, group, _ in drawn) < 24 else 1
     figure, (axes,) = style.new_figure(2.8 + 0.2 * -(-len(drawn) // columns))
-    for index, group, curve in drawn:
-        look = style.series(index)
+    for look, group, curve in drawn:
+        mark = "" if mode in group.accuracy else STAND_IN
         mean = style.as_floats([stat.mean for stat in curve])
         spread = style.as_floats([stat.std or 0.0 for stat in curve])
         places = range(1, len(curve) + 1)
-        axes.plot(places, mean, label=group.label, **look)
+        axes.plot(places, mean, label=group.label + mark, **look)
         axes.fill_between(places, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
     axes.set_ylim(0, 103)
     axes.set_ylabel(f"average accuracy (%), {mode}")

@@ -14,6 +14,7 @@ from fedprotip.report.text import RULES, number
 from fedprotip.store.records import Number
 
 BIN = 10  # width of a bin of confidence in %
+PALE = "#BFE3D7"  # of mode single
 
 
 @style.styled
@@ -41,7 +42,7 @@ def accuracy_over_purity(run: RunData) -> Figure:
     figure, (axes,) = style.new_figure(3.6)
     for way, rule in lines:
         values = style.as_floats(sweeps.purity[way][rule])
-        colour = style.WAY_LOOKS.get(way, ("#555555", "X"))[0]
+        colour = style.WAY_LOOKS.get(way, style.OTHER_WAY)[0]
         axes.plot(range(len(values)), values, label=f"{way}: {RULES[rule]}", color=colour, **_RULE_LOOKS[rule])
     axes.set_xticks(range(len(sweeps.purities)), [f"{number(100 * share, 0)} %" for share in sweeps.purities])
     axes.margins(x=0.08)
@@ -59,19 +60,19 @@ def reliability(run: RunData) -> Figure:
     counts = np.array([line.count for line in bins])
     figure, (above, below) = style.new_figure(4.2, rows=2, heights=(3.4, 1))
     above.plot([0, 100], [0, 100], color="#333333", linestyle=":", linewidth=1.2, label="as sure as right")
-    above.bar(left + BIN / 2, [100 * line.accuracy for line in bins], 0.92 * BIN, color="#B9D9EC")
+    above.bar(left + BIN / 2, [100 * line.accuracy for line in bins], 0.92 * BIN, color=PALE)
     above.plot(
         [100 * line.confidence for line in bins],
         [100 * line.accuracy for line in bins],
         "o-",
-        color="#0072B2",
+        color=style.MODE_COLOURS["single"],
         label="answers of mode single",
     )
     above.set_ylim(0, 103)
     above.set_ylabel("right (%)")
     above.grid(axis="y")
     style.legend_above(above, 2)
-    below.bar(left + BIN / 2, 100 * counts / counts.sum(), 0.92 * BIN, color="#B9D9EC")
+    below.bar(left + BIN / 2, 100 * counts / counts.sum(), 0.92 * BIN, color=PALE)
     for place, count in zip(left, counts, strict=True):
         height = 100 * count / counts.sum()
         below.text(place + BIN / 2, height + 2, _count(int(count)), ha="center", va="bottom", fontsize=8.5)
@@ -119,7 +120,7 @@ def _way_label(run: RunData, way: str) -> str:
 
 def _look(run: RunData, way: str) -> dict[str, Any]:
     """The chosen way is a broad line under the others, so that equal ones stay visible."""
-    colour, marker = style.WAY_LOOKS.get(way, ("#555555", "X"))
+    colour, marker = style.WAY_LOOKS.get(way, style.OTHER_WAY)
     if way == run.chosen:
         return {"color": colour, "marker": marker, "linewidth": 4.5, "markersize": 7, "zorder": 2}
     return {"color": colour, "marker": marker, "linewidth": 1.3, "markersize": 4, "zorder": 3}

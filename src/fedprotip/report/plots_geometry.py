@@ -20,8 +20,8 @@ def rho(geometry: Geometry) -> Figure:
     """ρ̂ of each task: the share of the gradient that projection leaves (one line of Fig. 2a)."""
     figure, (axes,) = style.new_figure(2.9)
     lines = (
-        ("mean over rounds", geometry.rho_mean, "#0072B2", "o"),
-        ("minimum", geometry.rho, "#D55E00", "v"),
+        ("mean over rounds", geometry.rho_mean, style.INK, "o"),
+        ("minimum", geometry.rho, style.SAND, "v"),
     )
     for label, values, colour, marker in lines:
         places = range(1, len(values) + 1)
@@ -116,9 +116,9 @@ def _measured_and_bounds(
     elif len(sizes):  # linear around zero: a loss that did not rise has no logarithm and must be seen
         least = max(float(sizes.min()), float(sizes.max()) * 1e-8)
         axes.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(least)), linscale=2)
-    for (name, marker, values), colour in zip(measured, ("#0072B2", "#56B4E9"), strict=False):
+    for (name, marker, values), colour in zip(measured, (style.INK, "#888888"), strict=False):
         axes.plot(places, style.as_floats(values), marker, label=name, color=colour, markersize=size)
-    for (name, values), colour, marker in zip(limits, ("#D55E00", "#E69F00"), ("_", "x"), strict=False):
+    for (name, values), colour, marker in zip(limits, (style.SAND, style.STRAW), ("_", "x"), strict=False):
         if values:
             drawn = axes.plot(places, style.as_floats(values), marker, label=f"bound {name}", color=colour)
             drawn[0].set(markersize=1.6 * size, markeredgewidth=2)

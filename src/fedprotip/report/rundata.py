@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
+from fedprotip.store.answers import Answers
 from fedprotip.store.events import Absent, Failure, TaskDone, Withheld, read_events
-from fedprotip.store.folder import GEOMETRY, MEMORY, RunFolder
+from fedprotip.store.folder import ANSWERS, GEOMETRY, MEMORY, RunFolder
 from fedprotip.store.records import Manifest, Number, read_ledger, read_manifest, read_record, read_text
 from fedprotip.store.results import Geometry, Memory, Summary
 
-READ = ("settings.toml", "summary.json", "events.jsonl", "ledger.jsonl", GEOMETRY, MEMORY)
+READ = ("settings.toml", "summary.json", "events.jsonl", "ledger.jsonl", ANSWERS, GEOMETRY, MEMORY)
 """What a report is made of."""
 
 
@@ -30,6 +31,7 @@ class RunData:
     failures: list[Failure]
     absences: list[Absent]
     withheld: list[Withheld]
+    answers: Answers | None
     geometry: Geometry | None
     memory: Memory | None
 
@@ -59,6 +61,7 @@ class RunData:
             failures=[event for event in events if isinstance(event, Failure)],
             absences=[event for event in events if isinstance(event, Absent)],
             withheld=[event for event in events if isinstance(event, Withheld)],
+            answers=read_record(Answers, folder / ANSWERS) if has(ANSWERS) else None,
             geometry=read_record(Geometry, folder / GEOMETRY) if has(GEOMETRY) else None,
             memory=read_record(Memory, folder / MEMORY) if has(MEMORY) else None,
         )

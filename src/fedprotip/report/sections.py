@@ -3,6 +3,7 @@
 from collections import Counter
 
 from fedprotip.report import finding, plots
+from fedprotip.report.classes import class_sections
 from fedprotip.report.geometry import geometry_section
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
@@ -21,9 +22,9 @@ from fedprotip.store.results import Memory
 
 
 def run_sections(run: RunData) -> list[Section]:
-    """All sections of a run between the headline and the settings."""
+    """All sections of a run between the headline and the settings; what a reader can do without is folded."""
     summary = run.summary
-    sections: list[Section] = []
+    sections = class_sections(run)
     if summary.learned > 1:  # with a single task there is nothing to follow and nothing to find
         sections += [_accuracy(run), _matrix(run)]
         if summary.confusion or summary.routing.shares:
@@ -86,7 +87,8 @@ def _matrix(run: RunData) -> Section:
         for mode in run.summary.modes
         if run.summary.matrix.get(mode)
     ]
-    return Section("Accuracy matrix", "Read a column downwards: what later tasks did to that task.", pictures)
+    intro = "Read a column downwards: what later tasks did to that task."
+    return Section("Accuracy matrix", intro, pictures, folded=True)
 
 
 def _ranks(run: RunData) -> Section:
@@ -99,7 +101,9 @@ def _ranks(run: RunData) -> Section:
         for layer, rank in last.ranks.items()
     ]
     grid = Grid(["layer", "rank R", "width d", "share"], rows, "After the last task", folded=len(rows) > 8)
-    return Section("Protected subspace", intro, [Picture("ranks", plots.ranks(run), alt)], [grid])
+    fullest = max(rank / last.dims[layer] for layer, rank in last.ranks.items())
+    pictures, gist = [Picture("ranks", plots.ranks(run), alt)], f"{percent(fullest)} of the fullest layer"
+    return Section("Protected subspace", intro, pictures, [grid], folded=True, gist=gist)
 
 
 def _traffic(run: RunData) -> Section:
@@ -117,7 +121,8 @@ def _traffic(run: RunData) -> Section:
     )
     alt = f"Stacked bars of the bytes of each task by kind; {bytes_text(up)} up, {bytes_text(down)} down."
     grid = Grid(["kind", "up", "down"], rows, "Bytes by kind")
-    return Section("Bytes", intro, [Picture("bytes", plots.traffic(run), alt)], [grid])
+    pictures, gist = [Picture("bytes", plots.traffic(run), alt)], f"{bytes_text(up)} up, {bytes_text(down)} down"
+    return Section("Bytes", intro, pictures, [grid], folded=True, gist=gist)
 
 
 def _seconds(run: RunData) -> Section:
@@ -128,7 +133,8 @@ def _seconds(run: RunData) -> Section:
         rows += [[f"peak {name}", mib_text(mib)]] if mib is not None else []
     alt = "Stacked bars of the seconds of each task: " + ", ".join(f"{name} {value}" for name, value in rows)
     picture = Picture("seconds", plots.seconds(run), alt + ".")
-    return Section("Time", "Wall-clock time on the machine that ran all this.", [picture], [Grid(["", ""], rows)])
+    intro, gist = "Wall-clock time on the machine that ran all this.", seconds_text(spent.get("total", 0.0))
+    return Section("Time", intro, [picture], [Grid(["", ""], rows)], folded=True, gist=gist)
 
 
 def _memory(memory: Memory, run: RunData) -> Section:
@@ -141,7 +147,8 @@ def _memory(memory: Memory, run: RunData) -> Section:
     alt = "Bars of the peak memory of each phase of each task: " + ", ".join(f"{row[0]} {row[1]}" for row in rows)
     intro = "The most that the process had in each phase; most of it is there before any work: Python, torch, the data."
     grid = Grid(["", "memory", *(["GPU memory"] if gpu else [])], rows, "Peak of all tasks")
-    return Section("Memory", intro, [Picture("memory", plots.memory(run), alt + ".")], [grid])
+    gist = f"{mib_text(max(rss.values()))} at most"
+    return Section("Memory", intro, [Picture("memory", plots.memory(run), alt + ".")], [grid], folded=True, gist=gist)
 
 
 def _failures(run: RunData) -> Section:

@@ -9,31 +9,47 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from fedprotip.store.records import Number
 
 DPI = 150
+COLOURS = 96  # of a picture, with all shades of its lines and letters
 WIDTH = 4.9  # inches: scaled to a 360 px phone the 10 pt text is still about 8 pt
 
-# Okabe and Ito's palette; yellow is left out because it vanishes on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#555555")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", ":", "-.")
+# One colour per meaning on a page. Modes have Okabe and Ito's colours; methods and ways to find the task Tol's muted
+# ones (a method and its way the same); phases are greys, kinds of bytes browns, layers purples.
 MODE_COLOURS = {"aware": "#0072B2", "agnostic": "#D55E00", "single": "#009E73", "batch64": "#E69F00"}
 MODE_MARKERS = {"aware": "o", "agnostic": "s", "single": "^", "batch64": "D"}
-WAY_LOOKS = {  # way to find the task → colour and marker
-    "cosine": ("#D55E00", "s"),
-    "gaussian": ("#E69F00", "D"),
-    "statistics": ("#0072B2", "o"),
-    "shared": ("#555555", "X"),
-    "statistics-heads": ("#CC79A7", "v"),
-    "fused": ("#009E73", "^"),
-    "ridge": ("#56B4E9", "P"),
+METHOD_COLOURS = {
+    "fedprotip": "#332288",
+    "fedavg": "#777777",
+    "lda": "#882255",
+    "ridge": "#CC79A7",
+    "fedprox": "#999933",
+    "fedlwf": "#56B4E9",
+    "gpm": "#AA4499",
 }
-PHASE_COLOURS = {"train": "#0072B2", "task_end": "#E69F00", "evaluate": "#009E73"}
-KIND_COLOURS = {"model": "#0072B2", "basis": "#E69F00", "reference": "#009E73", "sketch": "#CC79A7"}
+WAY_LOOKS = {  # way to find the task → colour and marker
+    "cosine": ("#999933", "s"),
+    "gaussian": ("#56B4E9", "D"),
+    "statistics": (METHOD_COLOURS["lda"], "o"),
+    "shared": ("#000000", "X"),
+    "statistics-heads": ("#AA4499", "v"),
+    "fused": (METHOD_COLOURS["fedprotip"], "^"),
+    "ridge": (METHOD_COLOURS["ridge"], "P"),
+}
+OTHER_WAY = ("#777777", "X")
+PHASE_COLOURS = {"train": "#2F3E46", "task_end": "#84949E", "evaluate": "#C3CDD3"}
+INK, SAND, STRAW = "#222222", "#A1662F", "#D2B48C"  # what was measured, and its bounds
+PALETTE = tuple(METHOD_COLOURS.values())
+"""For what has no colour of its own."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
 
 MOST_NUMBERS = 20  # a heatmap with more columns shows colours only; the numbers are in the CSV
 
@@ -87,11 +103,13 @@ def square(cells: int) -> tuple[Figure, Axes]:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG: the same bytes for the same numbers."""
-    buffer = io.BytesIO()
+    """The figure as PNG of few colours, a third of the size: the same bytes for the same numbers."""
+    drawn, small = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
+        figure.savefig(drawn, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
+    few = Image.open(drawn).convert("RGB").quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def task_axis(axes: Axes, tasks: int, label: str = "task") -> None:
@@ -105,9 +123,10 @@ def task_axis(axes: Axes, tasks: int, label: str = "task") -> None:
     axes.set_xlabel(label)
 
 
-def legend_above(axes: Axes, columns: int) -> None:
-    """A legend over the plot, where it can hide no data."""
+def legend_above(axes: Axes, columns: int, handles: Sequence[Patch] | None = None) -> None:
+    """A legend over the plot, where it can hide no data; `handles`: in place of what was drawn."""
     axes.legend(
+        handles=handles,
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
         ncols=columns,
@@ -124,6 +143,31 @@ def series(index: int) -> dict[str, Any]:
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": DASHES[index // len(PALETTE) % len(DASHES)],
     }
+
+
+def looks(methods: Sequence[str]) -> list[dict[str, Any]]:
+    """The look of each series of one method: its colour is the method's, dashes tell its variants apart.
+
+    Where all are of one method, the colours tell the variants apart.
+    """
+    if len(set(methods)) == 1:
+        return [series(index) for index in range(len(methods))]
+    spare = [colour for colour in PALETTE if colour not in {METHOD_COLOURS.get(method) for method in methods}]
+    strangers = [method for method in dict.fromkeys(methods) if method not in METHOD_COLOURS]
+    colours = METHOD_COLOURS | {
+        method: (spare or PALETTE)[i % len(spare or PALETTE)] for i, method in enumerate(strangers)
+    }
+    known, found = list(dict.fromkeys(methods)), []
+    for index, method in enumerate(methods):
+        variant = methods[:index].count(method)
+        marker = MARKERS[(known.index(method) + variant) % len(MARKERS)]
+        found.append({"color": colours[method], "marker": marker, "linestyle": DASHES[variant % len(DASHES)]})
+    return found
+
+
+def shades(name: str, count: int) -> list[str]:
+    """So many colours of one of matplotlib's maps, the first the darkest."""
+    return [to_hex(matplotlib.colormaps[name](place)) for place in np.linspace(0.95, 0.45, max(count, 2))[:count]]
 
 
 def as_floats(values: Sequence[Number]) -> np.ndarray:

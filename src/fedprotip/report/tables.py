@@ -16,7 +16,7 @@ from fedprotip.errors import RunError
 from fedprotip.report.files import save
 from fedprotip.report.rundata import RunData, average
 from fedprotip.store.records import Number
-from fedprotip.store.results import MODES, Memory, RouterFigures
+from fedprotip.store.results import MODES, Memory, RouterFigures, standing_for
 
 Cell = str | int | float | None
 
@@ -29,7 +29,10 @@ QUIET = frozenset(
 )
 """Where things are and how fast it goes: no result depends on them."""
 # Settings that say where or how often something is written, not what is computed.
-BOOKKEEPING = {"run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry", "data.root"}
+BOOKKEEPING = {
+    *("run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry"),
+    *("data.root", "evaluate.examples"),
+}
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,8 @@ class Group:
         return [run.summary.seed for run in self.runs]
 
     def curve(self, mode: str) -> list[Stat]:
-        """Average accuracy over the tasks seen so far, after each task, over seeds."""
+        """Average accuracy over the tasks seen so far, after each task, over seeds; in `single` as it can."""
+        mode = standing_for(mode, self.accuracy)
         curves = [run.summary.over_tasks(mode) for run in self.runs if mode in run.summary.matrix]
         return [Stat.of(values) for values in zip(*curves, strict=False)]
 

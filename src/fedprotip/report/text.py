@@ -16,6 +16,11 @@ WAYS = {
     "fused": "Class means say how likely each task is, the heads how likely each class; both together answer.",
     "ridge": "The largest output of a linear classifier in closed form is the answer; its task follows.",
 }
+STAND_IN = "*"
+STAND_IN_NOTE = "* This method does not look for the task: it answers single samples agnostically."
+CLOSED_FORM = ("lda", "ridge")
+NOTICEABLE = 0.5
+"""Points of accuracy below which a difference is not worth a word."""
 RULES = {"pooled": "one task for all", "alone": "each sample alone", "mixture": "a mixture of tasks"}
 SCENARIOS = {"class": "class-incremental", "domain": "domain-incremental"}
 PHASES = {"train": "training", "task_end": "task end", "evaluate": "evaluation"}
@@ -174,3 +179,27 @@ def _lost(points: Number) -> str:
     if points is not None and points < 0.05:
         return "nothing"
     return f"{number(points)} points"
+
+
+def trains_nothing(run: RunData) -> bool:
+    """Whether all answers are closed forms of the features that the backbone began with."""
+    return run.summary.method in CLOSED_FORM and not run.setting("method.adapt", False)
+
+
+def chance(accuracy: float, run: RunData) -> float:
+    """Points by which an accuracy (%) is off by chance: two standard errors over the test samples; 0 if not known."""
+    samples = sum(run.answers.samples.values()) if run.answers else 0
+    return 2 * math.sqrt(accuracy * (100 - accuracy) / samples) if samples and 0 < accuracy < 100 else 0.0
+
+
+def worth(run: RunData) -> str:
+    """What training adds to class statistics, in one sentence; empty where the run does not tell."""
+    if trains_nothing(run):
+        return "Nothing was trained for this: the answers are a closed form of sums."
+    chosen, plain = (run.summary.routers.get(way) for way in (run.chosen, "statistics"))
+    if run.chosen == "statistics" or not chosen or not plain or chosen.single is None or plain.single is None:
+        return ""
+    gain, alone = chosen.single - plain.single, f"class statistics of the same features answer {points(plain.single)}"
+    if abs(gain) < max(NOTICEABLE, chance(plain.single, run)):
+        return f"The trained heads make no difference that could be told: {alone} alone."
+    return f"The trained heads {'add' if gain > 0 else 'cost'} {number(abs(gain))} points: {alone} alone."

@@ -287,6 +287,9 @@ class EvaluateSettings(Section):
         20, ge=1, le=10**6, description="Least number of such decisions per task; small tasks are redrawn."
     )
     batch: int = Field(512, ge=1, description="Images per forward pass.")
+    examples: int = Field(
+        3, ge=0, le=3, description="Small test pictures of each confused pair in the report; 0: none leaves the data."
+    )
 
 
 class RunSettings(Section):

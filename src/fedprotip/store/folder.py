@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 
 from fedprotip.errors import RunError, UsageError
+from fedprotip.store.answers import Answers
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import read_events
 from fedprotip.store.files import Tensors, hash_of, parsed, serialise
@@ -52,7 +53,7 @@ READABLE = (1, FORMAT)
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 DATA = "data.safetensors"
-GEOMETRY, MEMORY = "geometry.json", "memory.json"
+ANSWERS, GEOMETRY, MEMORY = "answers.json", "geometry.json", "memory.json"
 ARTEFACTS = ("settings.toml", "summary.json", "plan.json", "*.safetensors")
 """Files whose hashes the manifest holds; once the run is finished, also those of the logs and of what was measured."""
 
@@ -167,7 +168,7 @@ class RunFolder:
         """State, versions and hashes. Holds the settings too: what it says is what the run goes by."""
         versions = {name: version(name) for name in ("fedprotip", "torch", "numpy")}
         versions |= {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-        patterns = (*ARTEFACTS, *LOGS, GEOMETRY, MEMORY) if status == "finished" else ARTEFACTS
+        patterns = (*ARTEFACTS, *LOGS, ANSWERS, GEOMETRY, MEMORY) if status == "finished" else ARTEFACTS
         names = (name for pattern in patterns for name in self._files.names(pattern) if self._files.has(name))
         files = {name: self._files.hash(name) for name in names}
         files["settings.toml"] = hash_of(settings_toml.encode())
@@ -273,6 +274,7 @@ class RunFolder:
         readers: dict[str, Callable[[Path], Any]] = {
             "events.jsonl": lambda path: [None for _ in read_events(path)],
             "ledger.jsonl": lambda path: [None for _ in read_ledger(path)],
+            ANSWERS: lambda path: read_record(Answers, path),
             GEOMETRY: lambda path: read_record(Geometry, path),
             MEMORY: lambda path: read_record(Memory, path),
         }

@@ -1,6 +1,6 @@
 """What a run measured: `summary.json`, under stable keys that other tools read, `geometry.json` and `memory.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Literal
 
 from pydantic import model_validator
@@ -8,6 +8,11 @@ from pydantic import model_validator
 from fedprotip.store.records import BadRecord, Number, Part, Reason, Record
 
 MODES = ("single", "aware", "agnostic", "batch64")  # first what a user gets: one sample, task unknown
+
+
+def standing_for(mode: str, known: Container[str]) -> str:
+    """The mode whose figure stands under `mode`: who looks for no task answers a single sample agnostically."""
+    return "agnostic" if mode == "single" and mode not in known else mode
 
 
 class Routing(Part):

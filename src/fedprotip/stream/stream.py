@@ -1,6 +1,6 @@
 """The stream of a run: every task's classes, test samples, and each client's training samples."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -50,8 +50,20 @@ class Stream:
     @property
     def owners(self) -> np.ndarray | None:
         """Client ids of all training samples (n,) where the data says them and is asked for them."""
-        named, asked = self.dataset.train_clients, self._settings.stream.source == "columns"
-        return named.numpy() if asked and named is not None else None
+        return self._named(self.dataset.train_clients)
+
+    @property
+    def test_owners(self) -> np.ndarray | None:
+        """Client ids of all test samples (n,), likewise."""
+        return self._named(self.dataset.test_clients)
+
+    @property
+    def client_names(self) -> Mapping[int, str]:
+        """Names of clients, likewise, as far as they have one beside their id."""
+        return self.dataset.client_names if self.owners is not None else {}
+
+    def _named(self, clients: Tensor | None) -> np.ndarray | None:
+        return clients.numpy() if clients is not None and self._settings.stream.source == "columns" else None
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""

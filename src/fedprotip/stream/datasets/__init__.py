@@ -1,8 +1,8 @@
 """Labelled datasets, one file each. A new file that calls `register` is a new `data.name`."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -44,6 +44,8 @@ class Dataset:
     train_files: Sequence[str] = ()  # of images that were decoded into memory; those in files know their own
     test_files: Sequence[str] = ()
     size: int = 0  # side that batches are brought to; 0: that of the images
+    test_clients: Tensor | None = None
+    client_names: Mapping[int, str] = field(default_factory=dict)  # id → name, where the data has names
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

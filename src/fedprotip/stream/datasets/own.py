@@ -26,7 +26,9 @@ def own(settings: DataSettings) -> Dataset:
         for part, places in (("training", train), ("test", test)):
             if not (labels[places] == index).any():
                 raise UsageError(f"Class {name!r} of {settings.source} has no {part} samples.")
-    clients = client_ids(table.columns["client"]) if "client" in table.columns else None
+    holders = table.columns.get("client", [])
+    clients = client_ids(holders) if holders else None
+    named = zip(clients.tolist(), holders, strict=True) if clients is not None else ()
     channels, side = images.shape[1], min(images.shape[2:])
     return Dataset(
         "own",
@@ -42,6 +44,8 @@ def own(settings: DataSettings) -> Dataset:
         task_of[test] if tasks else None,
         clients[train] if clients is not None else None,
         LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
+        test_clients=clients[test] if clients is not None else None,
+        client_names={client: name for client, name in named if name != str(client)},
     )
 
 
