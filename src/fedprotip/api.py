@@ -35,7 +35,7 @@ from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned,
 from fedprotip.store.folder import MEMORY, RunFolder, explained, free_path
 from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
-from fedprotip.stream import Stream, build_stream, check_clients
+from fedprotip.stream import Stream, build_stream, check_clients, settled
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 
@@ -60,7 +60,11 @@ def run(
         observers: called with every event as it happens.
     """
     observers = list(observers)
-    wanted = settings_file.load(settings, overrides, note=lambda text: _notify(observers, Note(text=text)))
+
+    def note(text: str) -> None:
+        _notify(observers, Note(text=text))
+
+    wanted = settled(settings_file.load(settings, overrides, note), note)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too

@@ -28,7 +28,8 @@ from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
-from fedprotip.stream.plan import Plan
+from fedprotip.stream.pixels import as_bytes, as_images
+from fedprotip.stream.plan import Pixels, Plan
 
 SUFFIX = ".safetensors"
 TOGETHER = 512
@@ -73,7 +74,7 @@ class Predictor:
     plan: Plan
 
     def predict(self, images: Tensor, together: bool = False, task: int | None = None) -> list[Answer]:
-        """Answers for images (n, c, h, w) with values from 0 to 255.
+        """Answers for images (n, c, h, w): uint8, uint16, or floats from 0 to 1 or from 0 to 255; see `as_images`.
 
         A method that predicts no task answers agnostically: the largest output of all heads.
 
@@ -110,15 +111,24 @@ class Predictor:
 
     @torch.no_grad()
     def hear(self, images: Tensor) -> Heard:
-        """What experts and routers say about images (n, c, h, w) with values from 0 to 255."""
+        """What experts and routers say about images (n, c, h, w), (n, h, w, c) or, if grey, (n, h, w)."""
         pixels = self.plan.pixels
-        if images.dim() != 4 or images.shape[1:] not in (pixels.shape, pixels.given) or not len(images):
-            needed = ", ".join(map(str, pixels.shape))
-            raise UsageError(f"Images of shape {tuple(images.shape)}: this run needs (n, {needed}).")
+        images = _pixels(images, pixels)
         network = self.network.eval()
         device = next(network.parameters()).device
         parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
         return self.inference.hear(torch.cat([network.embed(part) for part in parts]))
+
+
+def _pixels(images: Tensor, pixels: Pixels) -> Tensor:
+    """Images (n, c, h, w) uint8 of a shape that the run knows, read as its data was."""
+    known, what = (pixels.shape, pixels.given), f"Images of shape {tuple(images.shape)}"
+    numbers = (images.detach().float() if images.is_floating_point() else images).cpu().numpy()
+    if images.shape[1:] not in known and images.dim() in (3, 4):
+        numbers = as_images(numbers, "images")
+    if numbers.shape[1:] not in known or not len(numbers):
+        raise UsageError(f"{what}: this run needs (n, {', '.join(map(str, pixels.shape))}).")
+    return torch.from_numpy(as_bytes(numbers, "images"))
 
 
 def load(folder: str | Path) -> Predictor:

@@ -9,8 +9,13 @@ from typing import Any
 
 from fedprotip.errors import UsageError
 
+DATA = (".csv", ".npz", ".parquet")
+"""Names of files that hold samples, not settings."""
+
 
 def read(path: Path) -> dict[str, Any]:
+    if path.is_dir() or path.suffix.lower() in DATA:
+        raise UsageError(f"{path} is no settings file; to learn from images there: --set data.source={path}.")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedprotip.settings import ModelSettings, Section
-from fedprotip.stream.transforms import enlarge
+from fedprotip.stream.transforms import fitted
 
 Options = dict[str, bool | int | float | str]
 Shape = tuple[int, int, int]
@@ -59,6 +59,7 @@ class Pixels(Section):
     given: Shape = Field(description="Of the dataset's own images; they are brought to `shape`.")
     mean: tuple[float, ...] = Field(description="Of every channel or of all, for values from 0 to 1; likewise std.")
     std: tuple[float, ...]
+    fit: Literal["crop", "pad", "stretch"] = Field("stretch", description="How images get from `given` to `shape`.")
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Pixels":
@@ -75,7 +76,7 @@ class Pixels(Section):
     def normalised(self, scaled: Tensor) -> Tensor:
         """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
         if scaled.shape[1:] != self.shape:
-            scaled = enlarge(scaled, self.shape[1])
+            scaled = fitted(scaled, self.shape[1:], self.fit)
         mean, std = self._scale
         return (scaled - mean) / std
 
