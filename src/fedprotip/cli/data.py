@@ -5,7 +5,6 @@ fedprotip data check photos/ --set stream.tasks=3          # a folder, CSV, Parq
 fedprotip data get cifar100 --root ~/data                  # only this verb ever downloads anything
 """
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,13 +63,11 @@ def check(
 
     Example: [bold]fedprotip data check photos/ --set stream.tasks=3[/bold]
     """
-    chosen = [f"data.name={json.dumps(source)}"]
-    if source not in layouts():
-        chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
-    changes = [*chosen, *(overrides or [])]
+    chosen = {"data.name": source} if source in layouts() else {"data.name": "own", "data.source": source}
+    changes = [*(f"{key}={settings_file.as_text(value)}" for key, value in chosen.items()), *(overrides or [])]
     facts = inspect_data(settings_file.load(settings, changes), _watch)
-    file = [str(settings)] if settings else []
-    facts["command"] = shlex.join(["fedprotip", "run", *file, *(word for one in changes for word in ("--set", one))])
+    words = ["fedprotip", "run", *([str(settings)] if settings else [])]
+    facts["command"] = shlex.join([*words, *(word for change in changes for word in ("--set", change))])
     if as_json:
         print_json(facts)
     else:

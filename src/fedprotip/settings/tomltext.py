@@ -35,6 +35,11 @@ def parse(text: str) -> Any:
     return text if len(table) > 1 or isinstance(table["value"], date | time) else table["value"]
 
 
+def as_text(text: str) -> str:
+    """A string as `--set` takes it: as it stands, unless it would be read as a number or a table."""
+    return text if parse(text) == text == text.strip() else write(text)
+
+
 def write(value: Any) -> str:
     """A value as TOML text; tables and lists on one line."""
     if isinstance(value, bool):
