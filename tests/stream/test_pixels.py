@@ -58,8 +58,9 @@ def test_what_is_transparent_shows_white():
         (np.zeros((2, 3, 1, 1), np.uint8), "channels first or last"),
         (np.zeros((2, 5, 9, 5), np.uint8), "1 to 4 channels"),
         (np.zeros((2, 9), np.uint8), "must be (n, h, w)"),
+        (np.array(0.5), "must be (n, h, w)"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_cannot_be_told_is_refused(numbers, words):
     with pytest.raises(UsageError) as caught:

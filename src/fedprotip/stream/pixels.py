@@ -26,7 +26,7 @@ def as_images(numbers: np.ndarray, what: str) -> np.ndarray:
     Args:
         what: what the numbers are called when they are refused.
     """
-    return over_white(channels_first(as_bytes(numbers, what), what))
+    return np.ascontiguousarray(over_white(as_bytes(channels_first(numbers, what), what)))
 
 
 def as_bytes(numbers: np.ndarray, what: str) -> np.ndarray:
@@ -56,7 +56,7 @@ def channels_first(images: np.ndarray, what: str) -> np.ndarray:
             f"{what} of shape {images.shape} may have its channels first or last; grey images can be (n, h, w), "
             f"others need at least {max(CHANNELS) + 1} pixels on every side."
         )
-    return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return images if first else images.transpose(0, 3, 1, 2)
 
 
 def over_white(images: np.ndarray) -> np.ndarray:
