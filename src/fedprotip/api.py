@@ -83,6 +83,8 @@ def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bo
     folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
         settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        if folder.manifest().status != "finished":
+            _refuse_former_images(folder, settings)
         with _threads(folder.manifest().threads or settings.run.threads):
             return _complete(folder, settings, observers, accept_data)
 
@@ -102,6 +104,7 @@ def extend(
     old = _settings_of(folder)
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
+    _refuse_former_images(folder, old)
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
     if tasks > TASKS - old.stream.tasks:
@@ -294,6 +297,17 @@ def _without_weights(settings: Settings) -> Settings:
 
 def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
     return settings_file.load(folder.settings(warn))
+
+
+def _refuse_former_images(folder: RunFolder, settings: Settings) -> None:
+    """Before `data.fit` own images were brought to another shape in another way: one run must not see both."""
+    data = settings.data
+    as_they_are = data.source.lower().endswith(".npz") and not data.sides
+    if data.name == "own" and "fit" not in folder.manifest_settings()["data"] and not as_they_are:
+        raise UsageError(
+            f"{folder.path} was begun by a version that cut own images in another way; "
+            "finish it with that one, or start another run."
+        )
 
 
 class _threads:

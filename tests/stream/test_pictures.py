@@ -9,6 +9,7 @@ from PIL import Image
 
 import fedprotip
 from fedprotip.settings import load
+from fedprotip.store.folder import RunFolder
 from fedprotip.stream import build_stream
 from fedprotip.stream.images import FileImages, open_rgb, usual_shape
 from fedprotip.stream.transforms import fitted
@@ -58,6 +59,21 @@ def test_a_later_picture_of_another_shape_changes_nothing(learned, command, tmp_
     code, _, err = command("extend", folder)
     assert code == 0, err
     assert shape_in(folder) == [3, 17, 23]
+
+
+def test_a_run_that_cut_images_in_another_way_is_not_mixed(learned, command, tmp_path):
+    """As a folder from before `data.fit` looks: it answers, but sees no images cut in the new way."""
+    folder = learned(class_folders(tmp_path / "photos", classes=("a", "b", "c")), "stream.task_size=1")
+    run = RunFolder.open(folder)
+    former = run.manifest().settings.replace('fit = "crop"\n', "")
+    (folder / "settings.toml").write_text(former, encoding="utf-8")
+    run.write_manifest("finished", former)
+    assert command("resume", folder)[0] == 0
+    code, _, err = command("extend", folder)
+    assert code == 2
+    assert "was begun by a version that cut own images in another way" in err
+    run.write_manifest("running", former)
+    assert "cut own images in another way" in command("resume", folder)[2]
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])

@@ -206,8 +206,8 @@ def _shapes(paths: Iterable[str]) -> Iterator[Size]:
                 if image.getexif().get(0x0112) in TURNED:
                     width, height = height, width
             short = min(width, height)
-            scale = min(1.0, PHOTO / short)
-            yield tuple(max(1, round(min(side, LONGEST * short) * scale)) for side in (height, width))
+            scale, most = min(1.0, PHOTO / short), LONGEST * short
+            yield max(1, round(min(height, most) * scale)), max(1, round(min(width, most) * scale))
 
 
 def _stretched(image: Image.Image, size: Size) -> Image.Image:

@@ -112,7 +112,7 @@ def fitted(images: Tensor, size: Size, fit: str) -> Tensor:
         return images
     if fit == "crop":
         images = _middle(images, size)
-    inner = within(tuple(images.shape[2:]), size) if fit == "pad" else size
+    inner = within((images.shape[2], images.shape[3]), size) if fit == "pad" else size
     resized = F.interpolate(images, inner, mode="bilinear", antialias=True, align_corners=False)
     top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
     return F.pad(resized, [left, size[1] - inner[1] - left, top, size[0] - inner[0] - top])
