@@ -129,6 +129,19 @@ def test_a_transformer_says_what_it_needs(command, tmp_path):
     assert "Images of 17×23 do not divide into patches" in err
 
 
+@pytest.mark.parametrize("more", [(), ("data.fit=pad",), ("data.size=70",), ("data.size=[12, 20]", "data.fit=stretch")])
+def test_files_are_asked_about_as_they_were_learned(learned, tmp_path, more):
+    source = class_folders(tmp_path / "photos", classes=("a", "b", "c", "d"), size=(23, 17))
+    wide = picture(source / "a" / "000.png", (40, 17))
+    folder = learned(source, *more)
+    predictor = fedprotip.load(folder)
+    stream = build_stream(load(RunFolder.open(folder).settings()))
+    images = stream.dataset.train_images
+    expected = images[torch.tensor([0])]
+    assert torch.equal(predictor.read([wide]), expected)
+    assert predictor.predict(predictor.read([wide, wide])) == predictor.predict(torch.cat([expected, expected]))
+
+
 # Colours
 
 
@@ -196,6 +209,13 @@ def test_arrays_with_a_fit_are_asked_about_as_they_were_learned(learned, tmp_pat
     seen = pixels.normalised(asked / 255)
     assert seen.shape == (5, 1, 12, 12)
     assert torch.equal(seen[:, :, 0], torch.full((5, 1, 12), -1.0))  # black
+
+
+def test_files_for_a_run_of_grey_arrays(learned, tmp_path):
+    arrays(tmp_path / "d.npz", "uint8")
+    found = fedprotip.load(learned(tmp_path / "d.npz")).read([picture(tmp_path / "p.png", (9, 7))])
+    with Image.open(tmp_path / "p.png") as image:
+        assert np.abs(found[0, 0].numpy().astype(int) - np.asarray(image.convert("L"))).max() <= 1
 
 
 def test_wide_whole_numbers_that_hold_8_bits_are_refused(command, tmp_path):

@@ -7,7 +7,7 @@ for answer in predictor.predict(images):
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,10 @@ from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
+from fedprotip.stream.images import FileImages
 from fedprotip.stream.pixels import as_bytes, as_images
 from fedprotip.stream.plan import Pixels, Plan
+from fedprotip.stream.transforms import grey
 
 SUFFIX = ".safetensors"
 TOGETHER = 512
@@ -91,6 +93,15 @@ class Predictor:
         names = [*self.plan.classes, ""]  # −1 is the last one
         found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
         return [Answer(names[int(k)], float(p), int(t), float(s), float(u)) for k, p, t, s, u in found]
+
+    def read(self, paths: Sequence[str | Path]) -> Tensor:
+        """Image files of any size as images (n, c, h, w) uint8 for `predict`, brought to shape as in training."""
+        pixels = self.plan.pixels
+        channels, *size = pixels.given
+        height, width = size
+        files = FileImages([str(path) for path in paths], (height, width), pixels.resize or (height, width), pixels.fit)
+        images = files[torch.arange(len(files))]
+        return images if channels == 3 else grey(images)
 
     def _routed(self, heard: Heard, together: bool, task: int | None) -> Routed:
         """Tasks and labels of all samples, in whatever mode."""

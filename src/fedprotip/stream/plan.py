@@ -60,12 +60,15 @@ class Pixels(Section):
     mean: tuple[float, ...] = Field(description="Of every channel or of all, for values from 0 to 1; likewise std.")
     std: tuple[float, ...]
     fit: Literal["crop", "pad", "stretch"] = Field("stretch", description="How images get from `given` to `shape`.")
+    resize: tuple[int, int] | None = Field(
+        None, description="(height, width) that files are scaled to cover before the middle is cut out; None: `given`."
+    )
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Pixels":
-        for name, shape, most in (("shape", self.shape, LARGEST), ("given", self.given, LARGEST)):
-            if min(shape) < 1 or math.prod(shape) > most:
-                raise ValueError(f"{name} = {shape} is no image, or has more than {most:,} numbers")
+        for name, shape in (("shape", self.shape), ("given", self.given), ("resize", self.resize or (1, 1))):
+            if min(shape) < 1 or math.prod(shape) > LARGEST:
+                raise ValueError(f"{name} = {shape} is no image, or has more than {LARGEST:,} numbers")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.shape[0]) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} = {values} does not fit {self.shape[0]} channels")

@@ -43,8 +43,15 @@ class Stream:
         scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
         mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
         channels, height, width = dataset.train_images.shape[1:]
-        given, fit = (channels, height, width), settings.data.fit
-        self._pixels = Pixels(shape=dataset.image_shape, given=given, mean=mean, std=std, fit=fit)
+        files = dataset.train_images if isinstance(dataset.train_images, FileImages) else dataset
+        self._pixels = Pixels(
+            shape=dataset.image_shape,
+            given=(channels, height, width),
+            mean=mean,
+            std=std,
+            fit=settings.data.fit,
+            resize=files.resize,
+        )
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
 

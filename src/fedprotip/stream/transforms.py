@@ -134,6 +134,12 @@ def _middle(images: Tensor, size: Size) -> Tensor:
     return images[:, :, top : top + high, left : left + wide]
 
 
+def grey(images: Tensor) -> Tensor:
+    """RGB images (n, 3, h, w) uint8 → (n, 1, h, w) uint8, weighted as the eye does (ITU-R 601)."""
+    weights = torch.tensor([299, 587, 114]).view(1, 3, 1, 1)
+    return ((images.int() * weights).sum(1, keepdim=True) // 1000).to(torch.uint8)
+
+
 def resize_area(images: np.ndarray, size: int) -> np.ndarray:
     """Grey images (n, h, w) uint8 → (n, size, size) uint8: each new pixel is the exact mean of the area it covers."""
     if images.shape[1:] == (size, size):

@@ -41,6 +41,7 @@ class Dataset:
     augmentation: Augmentation = SMALL_PHOTOS
     train_files: Sequence[str] = ()  # of images that were decoded into memory; those in files know their own
     test_files: Sequence[str] = ()
+    resize: Size | None = None  # of `FileImages` that were decoded into memory
     size: Size | None = None  # that batches are brought to; None: that of the images
     client_names: tuple[str, ...] = ()  # by id, when the data names clients and does not number them
     notes: tuple[str, ...] = ()  # what of the source is not used, or used in a way the user may not expect
@@ -148,6 +149,7 @@ def load_dataset(settings: DataSettings) -> Dataset:
         train_images=_decoded(train),
         test_images=_decoded(test),
         train_files=train.paths,
+        resize=train.resize,
         test_files=test.paths if isinstance(test, FileImages) else (),
         augmentation=Augmentation(min(train.size) // 8),
     )
