@@ -47,7 +47,8 @@ def thin_warning(stream: Stream) -> str:
 
 def enough_clients(stream: Stream, most: int) -> int:
     """The largest number of clients, up to `most`, that have enough to learn from; if none has, that have anything."""
-    possible = count = max(1, min(most, *(len(task.train) for task in stream.tasks)))
+    fewest = min(len(task.train) for task in stream.tasks)
+    possible, count = (max(1, min(most, fewest // each)) for each in (1, stream.settings.statistics.minimum))
     while thin_tasks(stream.with_clients(count)):
         if count == 1:
             return possible
