@@ -37,7 +37,7 @@ from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned,
 from fedprotip.store.folder import ANSWERS, MEMORY, RunFolder, explained, free_path
 from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
-from fedprotip.stream import Stream, build_stream, check_clients
+from fedprotip.stream import Stream, build_stream, check_clients, settled
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 
@@ -64,7 +64,11 @@ def run(
         preset: "paper" for the paper's own settings below yours, instead of the defaults.
     """
     observers = list(observers)
-    wanted = settings_file.load(settings, overrides, lambda text: _notify(observers, Note(text=text)), preset)
+
+    def note(text: str) -> None:
+        _notify(observers, Note(text=text))
+
+    wanted = settled(settings_file.load(settings, overrides, note, preset), note)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too
@@ -83,6 +87,8 @@ def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bo
     folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
         settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        if folder.manifest().status != "finished":
+            _refuse_former_images(folder, settings)
         with _threads(folder.manifest().threads or settings.run.threads):
             return _complete(folder, settings, observers, accept_data)
 
@@ -102,6 +108,7 @@ def extend(
     old = _settings_of(folder)
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
+    _refuse_former_images(folder, old)
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
     if tasks > TASKS - old.stream.tasks:
@@ -296,6 +303,17 @@ def _without_weights(settings: Settings) -> Settings:
 
 def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
     return settings_file.load(folder.settings(warn))
+
+
+def _refuse_former_images(folder: RunFolder, settings: Settings) -> None:
+    """Before `data.fit` own images were brought to another shape in another way: one run must not see both."""
+    data = settings.data
+    as_they_are = data.source.lower().endswith(".npz") and not data.sides
+    if data.name == "own" and "fit" not in folder.manifest_settings()["data"] and not as_they_are:
+        raise UsageError(
+            f"{folder.path} was begun by a version that cut own images in another way; "
+            "finish it with that one, or start another run."
+        )
 
 
 class _threads:

@@ -15,6 +15,7 @@ from fedprotip.errors import UsageError
 from fedprotip.settings import Settings
 from fedprotip.store.events import Observer
 from fedprotip.store.folder import RunFolder, is_run
+from fedprotip.stream import settled
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def plan_cells(
     cells: list[Cell] = []
     for method, seed, chosen in product(methods or [base.method.name], seeds, product(*axes)):
         changes = [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"]
-        settings = settings_file.load(source, changes, note)
+        settings = settled(settings_file.load(source, changes, note))
         if any(settings == cell.settings for cell in cells):
             continue  # a value that this method does not have
         check(settings)

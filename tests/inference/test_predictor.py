@@ -294,6 +294,7 @@ FORGED = {
     "a very wide network": (plan("model", "width", value=10**12), "differs|do not fit|model.width"),
     "a very deep network": (plan("model", "depth", value=10**12), "model.depth|differs"),
     "an image without end": (plan("pixels", "shape", value=[1, 10**6, 10**6]), "no image, or has more than"),
+    "files without end": (plan("pixels", "resize", value=[10**6, 10**6]), "no image, or has more than"),
     "no spread of colours": (plan("pixels", "std", value=[0.0]), "not above 0"),
     "classes without a name": (plan("tasks", 0, "classes", value=[0, 99]), "a class without a name"),
     "a task without classes": (plan("tasks", 0, "classes", value=[]), "has no classes"),

@@ -19,6 +19,7 @@ PRINTED = {"table": 1, "dataset": "cifar100", "alpha": 0.5, "method": "fedprotip
 (AGNOSTIC,) = find(**PRINTED, mode="agnostic", metric="acc")
 OTHER = {
     "data.name": "digits",
+    "data.size": 33,
     "stream.order": "seeded",
     "stream.task_size": [5, 15, *[10] * 8],
     "clients.roster": {"0": "0-3"},

@@ -217,7 +217,7 @@ def test_malformed_files_are_refused(tmp_path, content, part):
 
 def test_missing_files_and_folders_are_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "absent.toml")
-    assert "directory" in refusal(str(tmp_path))
+    assert "is no settings file; to learn from images there: --set data.source=" in refusal(str(tmp_path))
     assert "null byte" in refusal("a\0b")
 
 

@@ -168,7 +168,7 @@ def test_images_of_another_size_are_for_another_model(tmp_path):
     before = take(stream(class_folders(tmp_path / "a", CLASSES)))
     source = class_folders(tmp_path / "b", CLASSES, size=(14, 11))
     said, never = compared(before, source, LEARNED_ONE)
-    assert said[0] == "images were 3×10×10 and are 3×11×11"
+    assert said[0] == "images were 3×10×12 and are 3×11×14"
     assert never == "its model is for the former"
 
 

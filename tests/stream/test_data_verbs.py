@@ -47,7 +47,7 @@ def test_list_tells_what_is_there(tmp_path):
 def test_check_counts_classes_tasks_and_clients(tmp_path):
     class_folders(tmp_path, per_class=20)
     found = facts(tmp_path, "--set", "stream.tasks=3", "--set", "clients.count=2")
-    assert (found["train"], found["test"], found["image_shape"]) == (48, 12, [3, 10, 10])
+    assert (found["train"], found["test"], found["image_shape"]) == (48, 12, [3, 10, 12])
     assert found["classes"][2] == {"name": "økse", "train": 16, "test": 4}
     assert [task["train"] for task in found["tasks"]] == [16] * 3
     assert all(sum(task["clients"].values()) == 16 for task in found["tasks"])

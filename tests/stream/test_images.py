@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_decoded_is_one_sentence_with_its_name(tmp_path, d
     if damage == "folder":
         path.mkdir()
     with pytest.raises(UsageError) as caught:
-        FileImages([str(path)], 8, 8)[torch.tensor([0])]
+        FileImages([str(path)], (8, 8), (8, 8))[torch.tensor([0])]
     sentence = str(caught.value)
     assert sentence.startswith(f"{path} cannot be read as an image (")
     assert sentence.endswith(".")
@@ -85,18 +85,18 @@ def test_a_file_that_cannot_be_decoded_is_one_sentence_with_its_name(tmp_path, d
 
 def test_the_middle_is_what_resize_and_centre_crop_give(tmp_path):
     path = picture(tmp_path / "wide.png", (400, 300))
-    found = photos([str(path)], 0, 2)[torch.tensor([0])]
+    found = photos([str(path)], None, 2)[torch.tensor([0])]
     assert found.shape == (1, 3, 224, 224)
     resized = Image.open(path).resize((341, 256), Image.Resampling.BILINEAR)
     expected = np.asarray(resized)[16:240, 58:282].transpose(2, 0, 1)
     assert np.array_equal(found[0].numpy(), expected)
-    tiny = photos([str(picture(tmp_path / "tiny.png", (3, 200)))], 0, 1)
+    tiny = photos([str(picture(tmp_path / "tiny.png", (3, 200)))], None, 1)
     assert tiny[torch.tensor([0])].shape == (1, 3, 224, 224)
 
 
 def test_it_is_indexed_like_a_tensor(tmp_path):
     paths = [str(picture(tmp_path / f"{i}.png", seed=i)) for i in range(5)]
-    files = FileImages(paths, 6, 8, workers=3)
+    files = FileImages(paths, (6, 6), (8, 8), workers=3)
     every = files[torch.arange(5)]
     assert files.shape == every.shape == (5, 3, 6, 6)
     assert len(files) == 5
@@ -107,7 +107,7 @@ def test_it_is_indexed_like_a_tensor(tmp_path):
 
 
 def dataset_of(paths, size=16):
-    files, labels = photos(paths, size, 4), torch.arange(len(paths)) % 2
+    files, labels = photos(paths, (size, size), 4), torch.arange(len(paths)) % 2
     return Dataset("files", ["a", "b"], files, labels, files, labels, (0.5,) * 3, (0.5,) * 3, augmentation=LARGE_PHOTOS)
 
 
@@ -141,7 +141,7 @@ def test_results_do_not_depend_on_threads_or_on_their_timing(tmp_path, monkeypat
 def test_a_random_resized_crop_is_that_of_its_box(tmp_path):
     path = str(picture(tmp_path / "a.png", (40, 30)))
     draws = draw(1, torch.Generator().manual_seed(0))
-    found = FileImages([path], 16, 18).request(torch.tensor([0]), draws)()
+    found = FileImages([path], (16, 16), (18, 18)).request(torch.tensor([0]), draws)()
     box = images.resized_box(40, 30, draws.position[0].tolist(), draws.boxes[0].tolist())
     expected = Image.open(path).resize((16, 16), Image.Resampling.BILINEAR, box=box)
     assert np.array_equal(found[0].numpy(), np.asarray(expected).transpose(2, 0, 1))

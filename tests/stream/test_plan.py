@@ -44,7 +44,7 @@ def test_it_names_classes_and_tasks_so_far_and_what_rebuilds_the_backbone():
 
 
 @pytest.mark.parametrize("normalize", ["dataset", "half", "none"])
-@pytest.mark.parametrize("size", [0, 7])
+@pytest.mark.parametrize("size", [None, (7, 7), (5, 9)])
 def test_images_look_to_the_model_as_in_training(normalize, size):
     settings = load({"stream": {"tasks": 3}, "data": {"normalize": normalize}})
     dataset = made_dataset((7, 5, 3, 6, 4, 9), (7, 5, 3, 6, 4, 9))

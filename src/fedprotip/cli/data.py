@@ -5,8 +5,8 @@ fedprotip data check photos/ --set stream.tasks=3          # a folder, CSV, Parq
 fedprotip data get cifar100 --root ~/data                  # only this verb ever downloads anything
 """
 
-import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,10 +63,11 @@ def check(
 
     Example: [bold]fedprotip data check photos/ --set stream.tasks=3[/bold]
     """
-    chosen = [f"data.name={json.dumps(source)}"]
-    if source not in layouts():
-        chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
-    facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]), _watch)
+    chosen = {"data.name": source} if source in layouts() else {"data.name": "own", "data.source": source}
+    changes = [*(f"{key}={settings_file.as_text(value)}" for key, value in chosen.items()), *(overrides or [])]
+    facts = inspect_data(settings_file.load(settings, changes), _watch)
+    words = ["fedprotip", "run", *([str(settings)] if settings else [])]
+    facts["command"] = shlex.join([*words, *(word for change in changes for word in ("--set", change))])
     if as_json:
         print_json(facts)
     else:
@@ -107,21 +108,56 @@ def _print_facts(facts: dict[str, Any]) -> None:
     for row in facts["classes"][:SHOWN]:
         classes.add_row(plain(row["name"]), str(row["train"]), str(row["test"]))
     out.print(classes)
-    if len(facts["classes"]) > SHOWN:
-        _say(f"… and {len(facts['classes']) - SHOWN} further classes (--json lists all).")
-    tasks = Table("task", "name", "classes", "training", "test", "by client")
-    for row in facts["tasks"]:
-        name, held = row["name"], " ".join(map(str, row["clients"].values()))
-        name = name if len(name) <= 40 else name[:39] + "…"
-        numbers = [str(row["index"]), plain(name), str(len(row["classes"])), str(row["train"]), str(row["test"])]
-        tasks.add_row(*numbers, held)
+    _say_rest(facts["classes"], "classes")
     if facts["tasks"]:
-        out.print(tasks)
+        _print_tasks(facts["tasks"])
+        _print_clients(facts["tasks"])
     for row in facts["unreadable"][:SHOWN]:
         _say(f"unreadable: {row['path']}: {row['reason']}")
+    for text in facts["notes"]:
+        _say(f"Note: {text}")
+    for text in facts["warnings"]:
+        _say(f"Warning: {text}")
     if facts["plan"]:
         _say(f"A run would do: {facts['plan']}")
-    _say(f"In the way: {facts['problem']}" if facts["problem"] else "Nothing is in the way.")
+    if facts["problem"]:
+        _say(f"In the way: {facts['problem']}")
+    else:
+        _say(f"Nothing is in the way. To run it: {facts['command']}")
+
+
+def _print_tasks(tasks: list[dict[str, Any]]) -> None:
+    unused = any(task["unused"] for task in tasks)
+    table = Table("task", "name", "classes", "training", "held back", "test", *["unused"] * unused)
+    for task in tasks[:SHOWN]:
+        words = [_short(text) for text in (task["name"], ", ".join(task["classes"]))]
+        counts = [task[key] for key in ("train", "held_back", "test", *["unused"] * unused)]
+        table.add_row(str(task["index"]), *words, *map(str, counts))
+    out.print(table)
+    _say_rest(tasks, "tasks")
+
+
+def _print_clients(tasks: list[dict[str, Any]]) -> None:
+    """Of every client what it trains on and, where it does, holds back, task by task."""
+    names = list(dict.fromkeys(name for task in tasks for name in task["clients"]))
+    table = Table("client", *(f"task {task['index']}" for task in tasks[:SHOWN]))
+    for name in names[:SHOWN]:
+        cells = []
+        for task in tasks[:SHOWN]:
+            held = task["clients_held_back"].get(name, 0)
+            cells.append(f"{task['clients'].get(name, 0)}" + (f" + {held}" if held else ""))
+        table.add_row(_short(name), *cells)
+    out.print(table)
+    _say_rest(names, "clients")
+
+
+def _say_rest(rows: Sequence[Any], what: str) -> None:
+    if len(rows) > SHOWN:
+        _say(f"… and {len(rows) - SHOWN} further {what} (--json lists all).")
+
+
+def _short(text: str) -> str:
+    return plain(text if len(text) <= 40 else text[:39] + "…")
 
 
 def _say(text: str) -> None:

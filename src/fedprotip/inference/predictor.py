@@ -7,7 +7,7 @@ for answer in predictor.predict(images):
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,10 @@ from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
-from fedprotip.stream.plan import Plan
+from fedprotip.stream.images import FileImages
+from fedprotip.stream.pixels import as_bytes, as_images
+from fedprotip.stream.plan import Pixels, Plan
+from fedprotip.stream.transforms import grey
 
 SUFFIX = ".safetensors"
 TOGETHER = 512
@@ -73,7 +76,7 @@ class Predictor:
     plan: Plan
 
     def predict(self, images: Tensor, together: bool = False, task: int | None = None) -> list[Answer]:
-        """Answers for images (n, c, h, w) with values from 0 to 255.
+        """Answers for images (n, c, h, w): uint8, uint16, or floats from 0 to 1 or from 0 to 255; see `as_images`.
 
         A method that predicts no task answers agnostically: the largest output of all heads.
 
@@ -90,6 +93,15 @@ class Predictor:
         names = [*self.plan.classes, ""]  # −1 is the last one
         found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
         return [Answer(names[int(k)], float(p), int(t), float(s), float(u)) for k, p, t, s, u in found]
+
+    def read(self, paths: Sequence[str | Path]) -> Tensor:
+        """Image files of any size as images (n, c, h, w) uint8 for `predict`, brought to shape as in training."""
+        pixels = self.plan.pixels
+        channels, *size = pixels.given
+        height, width = size
+        files = FileImages([str(path) for path in paths], (height, width), pixels.resize or (height, width), pixels.fit)
+        images = files[torch.arange(len(files))]
+        return images if channels == 3 else grey(images)
 
     def _routed(self, heard: Heard, together: bool, task: int | None) -> Routed:
         """Tasks and labels of all samples, in whatever mode."""
@@ -111,15 +123,24 @@ class Predictor:
 
     @torch.no_grad()
     def hear(self, images: Tensor) -> Heard:
-        """What experts and routers say about images (n, c, h, w) with values from 0 to 255."""
+        """What experts and routers say about images (n, c, h, w), (n, h, w, c) or, if grey, (n, h, w)."""
         pixels = self.plan.pixels
-        if images.dim() != 4 or images.shape[1:] not in (pixels.shape, pixels.given) or not len(images):
-            needed = ", ".join(map(str, pixels.shape))
-            raise UsageError(f"Images of shape {tuple(images.shape)}: this run needs (n, {needed}).")
+        images = _pixels(images, pixels)
         network = self.network.eval()
         device = next(network.parameters()).device
         parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
         return self.inference.hear(Features.joined([network.look(part) for part in parts]))
+
+
+def _pixels(images: Tensor, pixels: Pixels) -> Tensor:
+    """Images (n, c, h, w) uint8 of a shape that the run knows, read as its data was."""
+    known, what = (pixels.shape, pixels.given), f"Images of shape {tuple(images.shape)}"
+    numbers = (images.detach().float() if images.is_floating_point() else images).cpu().numpy()
+    if images.shape[1:] not in known and images.dim() in (3, 4):
+        numbers = as_images(numbers, "images")
+    if numbers.shape[1:] not in known or not len(numbers):
+        raise UsageError(f"{what}: this run needs (n, {', '.join(map(str, pixels.shape))}).")
+    return torch.from_numpy(as_bytes(numbers, "images"))
 
 
 def load(folder: str | Path) -> Predictor:

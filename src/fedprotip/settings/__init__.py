@@ -19,6 +19,7 @@ from fedprotip.settings.schema import (
     declare,
     parse_ids,
 )
+from fedprotip.settings.tomltext import as_text
 
 __all__ = [
     "KNOWN",
@@ -31,6 +32,7 @@ __all__ = [
     "Settings",
     "StreamSettings",
     "TrainSettings",
+    "as_text",
     "declare",
     "documentation",
     "layered",

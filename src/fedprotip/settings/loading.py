@@ -28,7 +28,7 @@ def load(
     Args:
         source: path of a TOML file, a nested mapping, ready Settings, or None for the defaults.
         overrides: assignments such as "train.rounds=5"; values are TOML, bare words are strings.
-        note: told about settings of other methods that the chosen method does not have.
+        note: told what was read into settings that were left out, and which were left aside.
         preset: name of settings that come with the package and lie below all others.
     """
     if isinstance(source, Settings):
@@ -42,6 +42,7 @@ def load(
     if preset:
         raw = layered(preset_settings(preset, raw.get("method", {}).get("name", "fedprotip")), raw)
     _take_former_names(raw)
+    _name_own_data(raw, note)
     _set_aside_foreign_options(raw, note)
     try:
         settings = Settings.model_validate(raw)
@@ -167,6 +168,14 @@ def _take_former_names(raw: dict[str, Any]) -> None:
         fields = method_class(str(method.get("name", "fedprotip"))).model_fields
         if "columns" in fields and "images" not in fields:
             method["columns"] = min(method.pop("images"), method.get("columns", fields["columns"].default))
+
+
+def _name_own_data(raw: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Whoever names a source and no dataset means their own."""
+    data = raw.get("data")
+    if isinstance(data, dict) and data.get("source") and "name" not in data:
+        data["name"] = "own"
+        note(f"data.source = {shortened(repr(data['source']))}: data.name is 'own'.")
 
 
 def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None]) -> None:

@@ -33,6 +33,8 @@ def possible_path(text: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(possible_path)]
+Sides = Annotated[list[Annotated[int, Field(ge=1, le=2**16)]], Field(min_length=2, max_length=2)]
+"""[height, width]"""
 
 
 class Section(BaseModel):
@@ -42,7 +44,11 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
-    name: str = Field("digits", description="Dataset: digits ships with scikit-learn; fedprotip data list shows all.")
+    name: str = Field(
+        "digits",
+        description="Dataset: digits ships with scikit-learn; fedprotip data list shows all. "
+        "Left unsaid with data.source: own.",
+    )
     root: PathText = Field(
         "", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA."
     )
@@ -52,12 +58,21 @@ class DataSettings(Section):
         "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
         "maybe task, client, split. Without a split every fifth sample of a class is for testing.",
     )
-    size: int = Field(
+    folders: Literal["auto", "class", "task/class", "client/class", "task/client/class", "client/task/class"] = Field(
+        "auto",
+        description="own, a folder: what its folders are, from the outermost on. auto: a folder per class; where "
+        "folders lie within folders, this has to be said.",
+    )
+    size: Annotated[int, Field(ge=0, le=2**16)] | Sides = Field(
         0,
-        ge=0,
-        le=2**16,
-        description="Side of the square images the model sees; 0: the dataset's own (imagenet_r, domainnet: 224; "
-        "own: the shorter side of the first image, 224 at most).",
+        description="Side of the square images the model sees, or [height, width]; 0: the dataset's own (imagenet_r, "
+        "domainnet: 224; own: the shape that most images have, the shorter side 224 at most; squares, if none has "
+        "half of them).",
+    )
+    fit: Literal["crop", "pad", "stretch"] = Field(
+        "crop",
+        description="How an image of another shape gets there: its middle is cut out, it is padded with black, or it "
+        "is stretched.",
     )
     train_limit: int = Field(
         0,
@@ -77,6 +92,12 @@ class DataSettings(Section):
     )
     workers: int = Field(4, ge=1, le=1024, description="Threads that decode image files; results do not depend on it.")
 
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(height, width) of the images that are asked for; None: those the dataset has."""
+        height, width = self.size if isinstance(self.size, list) else (self.size, self.size)
+        return (height, width) if height else None
+
 
 class StreamSettings(Section):
     scenario: Literal["class", "domain"] = Field(
@@ -95,7 +116,8 @@ class StreamSettings(Section):
         "settings",
         description="columns: own data says in its columns which task and which client a sample belongs to; the other "
         "settings decide only what has no column (with a client column clients.partition and clients.alpha rest). "
-        "Tasks come in natural order or that of stream.order, the first stream.tasks of them.",
+        "Tasks come in natural order or that of stream.order, the first stream.tasks of them. Left unsaid: columns, "
+        "if own data has them.",
     )
     domains: Literal["labelled", "rotate", "permute"] = Field(
         "labelled",

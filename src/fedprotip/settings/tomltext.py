@@ -9,8 +9,13 @@ from typing import Any
 
 from fedprotip.errors import UsageError
 
+DATA = (".csv", ".npz", ".parquet")
+"""Names of files that hold samples, not settings."""
+
 
 def read(path: Path) -> dict[str, Any]:
+    if path.is_dir() or path.suffix.lower() in DATA:
+        raise UsageError(f"{path} is no settings file; to learn from images there: --set data.source={path}.")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -28,6 +33,11 @@ def parse(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return text if len(table) > 1 or isinstance(table["value"], date | time) else table["value"]
+
+
+def as_text(text: str) -> str:
+    """A string as `--set` takes it: as it stands, unless it would be read as a number or a table."""
+    return text if parse(text) == text == text.strip() else write(text)
 
 
 def write(value: Any) -> str:

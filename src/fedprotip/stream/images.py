@@ -1,14 +1,15 @@
 """Images that are decoded when they are needed, by a small pool of threads.
 
-`FileImages` is indexed like a tensor of uint8 (n, 3, s, s), so a dataset holds either. Work is handed out and
+`FileImages` is indexed like a tensor of uint8 (n, 3, h, w), so a dataset holds either. Work is handed out and
 collected in the order of the samples: the result never depends on which thread was faster.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,13 +20,23 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedprotip.errors import UsageError, shortened
-from fedprotip.stream.transforms import Draws, resized_box
+from fedprotip.stream.transforms import Draws, Size, resized_box, within
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PROGRAMS = ("EPS",)
 """Formats of Pillow that are programs, which another program would run."""
 LONGEST = 100
 """Sides of a picture that are more unequal are cut to the middle first: scaled up it would fill the memory."""
+SMALL = 64
+"""Images of at most this side, or of as many pixels, live in memory; larger ones stay in their files."""
+PHOTO = 224
+"""The shorter side of photographs, unless a setting says otherwise."""
+LOOKED = 64
+"""Files whose headers are read to see which shape images have."""
+TURNED = (5, 6, 7, 8)
+"""EXIF orientations that lay a picture on its side."""
+CLEAR = ("LA", "La", "PA", "RGBA", "RGBa")
+"""Modes of Pillow with an alpha channel."""
 T = TypeVar("T")
 Crop = tuple[list[float], list[list[float]]]
 """Draws of a random resized crop of one image: `Draws.position` and `Draws.boxes`."""
@@ -33,16 +44,23 @@ Crop = tuple[list[float], list[list[float]]]
 
 @dataclass(frozen=True)
 class FileImages:
-    """Image files, seen as uint8 (n, 3, size, size): shorter side brought to `resize`, then the middle cut out."""
+    """Image files, seen as uint8 (n, 3, height, width)."""
 
     paths: list[str]
-    size: int
-    resize: int
+    size: Size
+    resize: Size
+    """With fit = "crop": what an image is scaled to cover before the middle, of `size`, is cut out."""
+    fit: str = "crop"
     workers: int = 4
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.paths), 3, self.size, self.size))
+        return torch.Size((len(self.paths), 3, *self.size))
+
+    @property
+    def small(self) -> bool:
+        """Whether all of them can live in memory."""
+        return self.size[0] * self.size[1] <= SMALL**2
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -52,10 +70,10 @@ class FileImages:
 
     def take(self, chosen: np.ndarray) -> "FileImages":
         """The chosen files, still undecoded."""
-        return FileImages([self.paths[i] for i in chosen], self.size, self.resize, self.workers)
+        return replace(self, paths=[self.paths[i] for i in chosen])
 
     def request(self, chosen: Tensor, draws: Draws | None = None) -> Callable[[], Tensor]:
-        """Start decoding; the function returned waits for the images (n, 3, size, size).
+        """Start decoding; the function returned waits for the images (n, 3, height, width).
 
         Args:
             chosen: positions (n,). draws: take a random resized crop of each instead of its middle.
@@ -69,7 +87,7 @@ class FileImages:
         ]
 
         def collect() -> Tensor:
-            images = torch.empty((len(waiting), 3, self.size, self.size), dtype=torch.uint8)
+            images = torch.empty((len(waiting), 3, *self.size), dtype=torch.uint8)
             for place, one in enumerate(waiting):
                 images[place] = torch.from_numpy(one.result())
             return images
@@ -81,11 +99,13 @@ class FileImages:
         return _pool(self.workers).map(why_unreadable, self.paths)
 
     def _decode(self, path: str, crop: Crop | None) -> np.ndarray:
-        image = open_rgb(path)
-        if crop is None:
+        image, (height, width) = open_rgb(path), self.size
+        if crop is not None:
+            box = resized_box(*image.size, *crop, aspect=width / height)
+            return _planes(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
+        if self.fit == "crop":
             return middle(image, self.resize, self.size)
-        box = resized_box(*image.size, *crop)
-        return _planes(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+        return _planes(_padded(image, self.size) if self.fit == "pad" else _stretched(image, self.size))
 
 
 Images = Tensor | FileImages
@@ -106,10 +126,10 @@ def _is_called_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def photos(paths: list[str], size: int, workers: int) -> FileImages:
+def photos(paths: list[str], size: Size | None, workers: int, fit: str = "crop") -> FileImages:
     """Large photographs as the paper reads them: shorter side to 256, then the middle 224 (or size, in that ratio)."""
-    size = size or 224
-    return FileImages(paths, size, size * 256 // 224, workers)
+    height, width = size or (PHOTO, PHOTO)
+    return FileImages(paths, (height, width), (height * 256 // PHOTO, width * 256 // PHOTO), fit, workers)
 
 
 def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
@@ -142,30 +162,65 @@ def why_unreadable(path: str) -> str:
     return ""
 
 
-def middle(image: Image.Image, resize: int, size: int) -> np.ndarray:
-    """Shorter side to `resize`, then the middle square: (3, size, size) uint8."""
+def middle(image: Image.Image, resize: Size, size: Size) -> np.ndarray:
+    """Scaled until it just covers `resize`, then the middle: (3, height, width) uint8."""
     width, height = image.size
     short = min(width, height)
     if max(width, height) > LONGEST * short:
         width, height = min(width, LONGEST * short), min(height, LONGEST * short)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
-    wide, high = (max(size, int(resize * side / short)) for side in (width, height))
-    if (wide, high) != image.size:
-        image = image.resize((wide, high), Image.Resampling.BILINEAR)
-    left, top = round((wide - size) / 2), round((high - size) / 2)
-    return _planes(image.crop((left, top, left + size, top + size)))
+    to, given = (resize[0], height) if resize[0] * width >= resize[1] * height else (resize[1], width)
+    high, wide = max(size[0], int(to * height / given)), max(size[1], int(to * width / given))
+    image = _stretched(image, (high, wide))
+    left, top = round((wide - size[1]) / 2), round((high - size[0]) / 2)
+    return _planes(image.crop((left, top, left + size[1], top + size[0])))
 
 
-def shorter_side(paths: list[str]) -> int:
-    """Of the first file whose header can be read; 0: of none."""
+def usual_shape(paths: list[str]) -> tuple[Size | None, list[Size]]:
+    """The shape that images are brought to when nobody says one, and all shapes seen, the commonest first.
+
+    It is the one that at least half of them have, after photographs were made small; else a square. None: of no file
+    could the header be read.
+    """
+    spread = [paths[len(paths) * place // LOOKED] for place in range(LOOKED)] if len(paths) > LOOKED else paths
+    seen = Counter(_shapes(spread)) or Counter(list(_shapes(paths))[:1])
+    shapes = [shape for shape, _ in seen.most_common()]
+    if not shapes:
+        return None, []
+    if 2 * seen[shapes[0]] >= seen.total():
+        return shapes[0], shapes
+    side = min(shapes[0])
+    return (side, side), shapes
+
+
+def _shapes(paths: Iterable[str]) -> Iterator[Size]:
+    """Of every file whose header can be read its (height, width) as it is looked at, the shorter side `PHOTO` at most.
+
+    A broken file is reported when it is decoded.
+    """
     for path in paths:
-        try:
-            with Image.open(path, formats=_formats()) as image:
-                return min(image.size)
-        except Exception:  # the next one will do; a broken file is reported when it is decoded
-            continue
-    return 0
+        with suppress(Exception), Image.open(path, formats=_formats()) as image:
+            width, height = image.size
+            with suppress(Exception):  # broken EXIF
+                if image.getexif().get(0x0112) in TURNED:
+                    width, height = height, width
+            short = min(width, height)
+            scale, most = min(1.0, PHOTO / short), LONGEST * short
+            yield max(1, round(min(height, most) * scale)), max(1, round(min(width, most) * scale))
+
+
+def _stretched(image: Image.Image, size: Size) -> Image.Image:
+    height, width = size
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _padded(image: Image.Image, size: Size) -> Image.Image:
+    """As large as it fits, in the middle of a black one."""
+    height, width = within((image.height, image.width), size)
+    found = Image.new("RGB", (size[1], size[0]))
+    found.paste(_stretched(image, (height, width)), ((size[1] - width) // 2, (size[0] - height) // 2))
+    return found
 
 
 def _planes(image: Image.Image) -> np.ndarray:
@@ -181,17 +236,18 @@ def _open(path: str) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode == "I":  # 16 bits too, as some versions of Pillow and some TIFF files say them
-        pixels = np.asarray(image)
+    """16 bits are scaled, not cut off; what is transparent shows white."""
+    if image.mode.startswith("I"):  # 16 bits; some versions of Pillow and some TIFF files say I, as for 32
+        pixels = np.asarray(image).astype(np.int64)
         if pixels.min() < 0 or pixels.max() >= 2**16:
             raise ValueError("its pixels have 32 bits; save it with 8 or 16")
-        return Image.fromarray((pixels >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(((pixels + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
-    if "transparency" in image.info:
-        return image.convert("RGBA").convert("RGB")
+    if image.mode in CLEAR or "transparency" in image.info:
+        paper = Image.new("RGBA", image.size, "white")
+        paper.alpha_composite(image.convert("RGBA"))
+        image = paper
     return image.convert("RGB")
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from fedprotip.errors import FedprotipError
 from fedprotip.settings import Settings
-from fedprotip.stream.datasets import SMALL, Dataset, index_dataset
+from fedprotip.stream.advice import check_clients, thin_warning
+from fedprotip.stream.datasets import Dataset, index_dataset
 from fedprotip.stream.images import FileImages, open_rgb
-from fedprotip.stream.stream import Stream, build_stream, check_clients
+from fedprotip.stream.pixels import DIM
+from fedprotip.stream.readings import settled
+from fedprotip.stream.stream import Stream, build_stream
 
 LISTED = 1000
 """Unreadable files that are named; a source with more has another problem."""
@@ -38,7 +41,7 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
 
     A source that cannot be read at all is an error; `problem` says what is in the way of a run.
     """
-    dataset = replace(index_dataset(settings.data), size=settings.data.size)
+    dataset, notes = index_dataset(settings.data), list[str]()
     paths = [path for images in _files(dataset) for path in images.paths]
     faults = watch(chain.from_iterable(images.faults() for images in _files(dataset)), len(paths))
     broken = ({"path": path, "reason": fault} for path, fault in zip(paths, faults, strict=True) if fault)
@@ -46,21 +49,25 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
     facts: dict[str, Any] = {
         "data": settings.data.name,
         "source": settings.data.source or settings.data.root,
-        "image_shape": list(dataset.image_shape),
+        "image_shape": list(replace(dataset, size=settings.data.sides).image_shape),
         "kept": _kept(dataset),
         "train": len(dataset.train_labels),
         "test": len(dataset.test_labels),
         "classes": _classes(dataset),
         "tasks": [],
         "unreadable": unreadable,
+        "notes": notes,
+        "warnings": _dark(dataset),
         "problem": f"Unreadable files: {len(unreadable)}; mend or remove them." if unreadable else "",
         "plan": "",
     }
     try:
-        stream = build_stream(settings, dataset)
+        settings = settled(settings, notes.append, dataset)
+        stream = build_stream(settings, replace(dataset, size=settings.data.sides))
         facts["tasks"] = [_task(stream, index) for index in range(len(stream.tasks))]
         facts["plan"] = _plan(stream, settings)
         check_clients(stream)
+        facts["warnings"] += filter(None, [thin_warning(stream)])
     except FedprotipError as error:
         facts["problem"] = facts["problem"] or str(error)
     return facts
@@ -81,7 +88,7 @@ def _files(dataset: Dataset) -> list[FileImages]:
 
 def _kept(dataset: Dataset) -> str:
     images = dataset.train_images
-    if isinstance(images, FileImages) and images.size > SMALL:
+    if isinstance(images, FileImages) and not images.small:
         return "decoded from files when needed"
     return "in memory"
 
@@ -91,30 +98,52 @@ def _classes(dataset: Dataset) -> list[dict[str, Any]]:
     return [{"name": name, "train": train[i], "test": test[i]} for i, name in enumerate(dataset.classes)]
 
 
+def _dark(dataset: Dataset) -> list[str]:
+    """Whole numbers from 0 to 1, or to 16, are read as if white were 255."""
+    images = dataset.train_images
+    if isinstance(images, FileImages) or int(images.max()) > DIM:
+        return []
+    return [f"No pixel is brighter than {int(images.max())} of 255; if that is white, scale it to 255."]
+
+
 def _task(stream: Stream, index: int) -> dict[str, Any]:
-    task = stream.tasks[index]
+    """What a task has: samples to train on, held back, of clients that take no part, and to test with."""
+    task, clients = stream.tasks[index], stream.clients(index)
+    train = {_name(stream, client): len(stream.client_samples(index, client)) for client in clients}
+    held_back = {_name(stream, client): len(stream.held_back(index, client)) for client in clients}
     return {
         "index": index,
         "name": task.name,
         "classes": [stream.dataset.classes[label] for label in task.classes],
-        "train": len(task.train),
+        "train": sum(train.values()),
+        "held_back": sum(held_back.values()),
+        "unused": len(task.train) - sum(train.values()) - sum(held_back.values()),
         "test": len(task.test),
-        "clients": {str(client): len(stream.client_samples(index, client)) for client in stream.clients(index)},
+        "clients": train,
+        "clients_held_back": held_back,
     }
 
 
+def _name(stream: Stream, client: int) -> str:
+    """A client as the data calls it, where its samples come from there; else its number."""
+    return stream.client_names.get(client, str(client))
+
+
 def _plan(stream: Stream, settings: Settings) -> str:
-    columns = settings.stream.source == "columns"
+    from_data = settings.stream.source == "columns" and stream.dataset.domains
     if stream.owners is not None:
         shared = "each sample with the client its column names"
     elif settings.clients.partition == "iid":
         shared = "samples shared out evenly"
     else:
         shared = f"samples shared out by Dirichlet with α = {settings.clients.alpha:g}"
-    origin = (
-        "from the data" if columns and stream.dataset.domains else f"by stream.scenario = {settings.stream.scenario!r}"
-    )
+    origin = "from the data" if from_data else f"by stream.scenario = {settings.stream.scenario!r}"
     return (
-        f"{len(stream.tasks)} tasks {origin}, {len(stream.clients(0))} clients, {shared}; "
+        f"{_counted(len(stream.tasks), 'task')} {origin}, "
+        f"{_counted(len(stream.clients(0)), 'client')}, {shared}; "
         f"{settings.train.rounds} rounds per task of {settings.method.name} with {settings.model.name}."
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedprotip.settings import ModelSettings, Section
-from fedprotip.stream.transforms import enlarge
+from fedprotip.stream.transforms import fitted
 
 Options = dict[str, bool | int | float | str]
 Shape = tuple[int, int, int]
@@ -65,12 +65,16 @@ class Pixels(Section):
     given: Shape = Field(description="Of the dataset's own images; they are brought to `shape`.")
     mean: tuple[float, ...] = Field(description="Of every channel or of all, for values from 0 to 1; likewise std.")
     std: tuple[float, ...]
+    fit: Literal["crop", "pad", "stretch"] = Field("stretch", description="How images get from `given` to `shape`.")
+    resize: tuple[int, int] | None = Field(
+        None, description="(height, width) that files are scaled to cover before the middle is cut out; None: `given`."
+    )
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Pixels":
-        for name, shape, most in (("shape", self.shape, LARGEST), ("given", self.given, LARGEST)):
-            if min(shape) < 1 or math.prod(shape) > most:
-                raise ValueError(f"{name} = {shape} is no image, or has more than {most:,} numbers")
+        for name, shape in (("shape", self.shape), ("given", self.given), ("resize", self.resize or (1, 1))):
+            if min(shape) < 1 or math.prod(shape) > LARGEST:
+                raise ValueError(f"{name} = {shape} is no image, or has more than {LARGEST:,} numbers")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.shape[0]) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} = {values} does not fit {self.shape[0]} channels")
@@ -81,7 +85,7 @@ class Pixels(Section):
     def normalised(self, scaled: Tensor) -> Tensor:
         """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
         if scaled.shape[1:] != self.shape:
-            scaled = enlarge(scaled, self.shape[1])
+            scaled = fitted(scaled, self.shape[1:], self.fit)
         mean, std = self._scale
         return (scaled - mean) / std
 

@@ -39,11 +39,19 @@ class Stream:
     def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings) -> None:
         self.dataset = dataset
         self.tasks = tasks
-        self._settings = settings
+        self.settings = settings
         scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
         mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
         channels, height, width = dataset.train_images.shape[1:]
-        self._pixels = Pixels(shape=dataset.image_shape, given=(channels, height, width), mean=mean, std=std)
+        files = dataset.train_images if isinstance(dataset.train_images, FileImages) else dataset
+        self._pixels = Pixels(
+            shape=dataset.image_shape,
+            given=(channels, height, width),
+            mean=mean,
+            std=std,
+            fit=settings.data.fit,
+            resize=files.resize,
+        )
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
 
@@ -63,11 +71,16 @@ class Stream:
         return self.dataset.client_names if self.owners is not None else {}
 
     def _named(self, clients: Tensor | None) -> np.ndarray | None:
-        return clients.numpy() if clients is not None and self._settings.stream.source == "columns" else None
+        return clients.numpy() if clients is not None and self.settings.stream.source == "columns" else None
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""
-        return self._settings.clients.active(task)
+        return self.settings.clients.active(task)
+
+    def with_clients(self, count: int) -> "Stream":
+        """The same tasks, shared out among so many clients."""
+        clients = self.settings.clients.model_copy(update={"count": count, "roster": {}})
+        return Stream(self.dataset, self.tasks, self.settings.model_copy(update={"clients": clients}))
 
     def client_samples(self, task: int, client: int) -> np.ndarray:
         """Training samples of a client in a task; empty when it has none."""
@@ -80,10 +93,10 @@ class Stream:
     def _share(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """What a client holds of a task: to train on, and held back. At least one sample is trained on."""
         held = self._shares(task).get(client, self.tasks[task].train[:0])
-        count = min(int(self._settings.clients.held_back * len(held)), max(len(held) - 1, 0))
+        count = min(int(self.settings.clients.held_back * len(held)), max(len(held) - 1, 0))
         if not count:
             return held, held[:0]
-        order = numpy_stream(self._settings.run.seed, "held_back", task, client).permutation(len(held))
+        order = numpy_stream(self.settings.run.seed, "held_back", task, client).permutation(len(held))
         return held[np.sort(order[count:])], held[np.sort(order[:count])]
 
     def train_batch(self, task: int, indices: np.ndarray, generator: torch.Generator | None = None) -> Batch:
@@ -95,7 +108,7 @@ class Stream:
     ) -> Iterator[Batch]:
         """The same batch after batch, and while one is used the image files of the next are decoded."""
         images, labels = self.dataset.train_images, self.dataset.train_labels
-        chance = generator if self._settings.train.augment == "standard" else None
+        chance = generator if self.settings.train.augment == "standard" else None
         return ahead(
             self._request(task, images, labels, indices, draw(len(indices), chance) if chance else None)
             for indices in batches
@@ -121,10 +134,10 @@ class Stream:
         return Plan(
             classes=tuple(self.dataset.classes),
             tasks=tuple(TaskPlan(name=task.name, classes=task.classes) for task in self.tasks[:tasks]),
-            scenario=self._settings.stream.scenario,
+            scenario=self.settings.stream.scenario,
             pixels=self._pixels,
-            model=self._settings.model.model_copy(update=model),
-            seed=self._settings.run.seed,
+            model=self.settings.model.model_copy(update=model),
+            seed=self.settings.run.seed,
             answering=answering,
         )
 
@@ -149,30 +162,30 @@ class Stream:
 
     def _shift(self, images: Tensor, task: int) -> Tensor:
         """Made domains: quarter turns, or a pixel permutation of its own for every task but the first."""
-        kind = self._settings.stream.domains
-        if self._settings.stream.scenario != "domain" or kind == "labelled" or task == 0:
+        kind = self.settings.stream.domains
+        if self.settings.stream.scenario != "domain" or kind == "labelled" or task == 0:
             return images
         if kind == "rotate":
             return torch.rot90(images, task % 4, dims=(2, 3))
         flat = images.flatten(2)
-        order = torch.randperm(flat.shape[2], generator=torch_stream(self._settings.run.seed, "permute", task))
+        order = torch.randperm(flat.shape[2], generator=torch_stream(self.settings.run.seed, "permute", task))
         return flat[:, :, order].view_as(images)
 
     def _draw_views(self, task: int) -> Draws:
         """The chance behind every fixed view of a task: all samples in their first view, then in their second …"""
-        count = len(self.tasks[task].train) * self._settings.train.views
-        return draw(count, torch_stream(self._settings.run.seed, "views", task))
+        count = len(self.tasks[task].train) * self.settings.train.views
+        return draw(count, torch_stream(self.settings.run.seed, "views", task))
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train
         if self.owners is not None:
             return split_by_owner(indices, self.owners[indices], clients)
-        rng = numpy_stream(self._settings.run.seed, "partition", task)
-        if self._settings.clients.partition == "iid":
+        rng = numpy_stream(self.settings.run.seed, "partition", task)
+        if self.settings.clients.partition == "iid":
             shares = split_iid(indices, len(clients), rng)
         else:
             labels = self.dataset.train_labels.numpy()[indices]
-            shares = split_dirichlet(indices, labels, len(clients), self._settings.clients.alpha, rng)
+            shares = split_dirichlet(indices, labels, len(clients), self.settings.clients.alpha, rng)
         return dict(zip(clients, shares, strict=True))
 
 
@@ -194,21 +207,6 @@ def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
     return Stream(dataset, tasks, settings)
 
 
-def check_clients(stream: Stream) -> None:
-    """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
-    for task in stream.tasks:
-        clients = stream.clients(task.index)
-        if len(task.train) < len(clients):
-            raise UsageError(
-                f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
-                f"clients.count = {len(task.train)} is the nearest valid value."
-            )
-        if not any(len(stream.client_samples(task.index, client)) for client in clients):
-            raise UsageError(
-                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
-            )
-
-
 def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
     """Columns that are not there, or that contradict other settings."""
     stream, clients = settings.stream, settings.clients
@@ -219,8 +217,8 @@ def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
         )
     if dataset.domains and (stream.overlap or stream.task_size or stream.domains != "labelled"):
         raise UsageError(
-            "stream.source = 'columns' takes the tasks from the data; "
-            "leave stream.overlap and stream.task_size at 0 and stream.domains at 'labelled'."
+            "stream.source = 'columns' takes the tasks from the data; leave stream.overlap and stream.task_size at 0 "
+            "and stream.domains at 'labelled', or choose stream.source = 'settings'."
         )
     largest = -1 if dataset.train_clients is None else int(dataset.train_clients.max())
     if largest >= clients.count and not clients.roster:

@@ -5,7 +5,7 @@ Read from a folder per class, a CSV or Parquet file, or an NPZ file. Nothing is 
 
 import csv
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +15,12 @@ import numpy as np
 
 from fedprotip.errors import UsageError, shortened
 from fedprotip.store.memory import machine_bytes
-from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
+from fedprotip.stream.pixels import as_images
+from fedprotip.stream.trees import PARTS, read_tree
 
-PARTS = ("train", "test")
 OPTIONAL = ("task", "client", "split")
 COLUMNS = ("path", "label", *OPTIONAL)
+PAIRS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
@@ -29,37 +30,34 @@ class Table:
     images: list[str] | np.ndarray  # paths, or uint8 (n, c, h, w)
     labels: list[str]
     columns: dict[str, list[str]] = field(default_factory=dict)  # of task, client, split
+    notes: tuple[str, ...] = ()  # what of the source is not used
 
 
-def read_source(source: str) -> Table:
-    """The table of `data.source`; a wrong path or layout is a UsageError."""
+def read_source(source: str, folders: str = "auto") -> Table:
+    """The table of `data.source`; a wrong path or layout is a UsageError. `folders`: `data.folders`."""
     path = Path(source)
     if not source.strip():
         raise UsageError("data.name = 'own' needs data.source: a folder, a .csv, a .parquet or an .npz file.")
     if not path.exists():
         raise UsageError(f"data.source = {source!r} does not exist.")
     if path.is_dir():
-        return read_folder(path)
+        return read_folder(path, folders)
+    if folders != "auto":
+        raise UsageError(f"data.folders = {folders!r} is for folders, and data.source = {source!r} is a file.")
     readers = {".csv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
     if path.suffix.lower() not in readers:
         raise UsageError(f"data.source = {source!r} must be a folder, a .csv, a .parquet or an .npz file.")
     return readers[path.suffix.lower()](path)
 
 
-def read_folder(folder: Path) -> Table:
-    """A folder per class, or `train` and `test` with a folder per class in each."""
-    names = {path.name for path in _folders(folder)}
-    if names & set(PARTS) and not names >= set(PARTS):
-        raise UsageError(f"{folder} has a folder {(names & set(PARTS)).pop()!r} only; it needs 'train' and 'test'.")
-    if not names >= set(PARTS):
-        paths, labels = _read_classes(folder)
-        return Table(paths, labels)
-    parts = {part: _read_classes(folder / part) for part in PARTS}
-    return Table(
-        [path for paths, _ in parts.values() for path in paths],
-        [label for _, labels in parts.values() for label in labels],
-        {"split": [part for part, (paths, _) in parts.items() for _ in paths]},
-    )
+def read_folder(folder: Path, folders: str = "auto") -> Table:
+    """As `data.folders` says; see `read_tree`."""
+    samples, notes = read_tree(folder, folders)
+    for sample in samples:
+        if not _is_utf8(sample["path"]):
+            raise UsageError(f"{sample['path']!r} is not text in UTF-8; rename it.")
+    columns = {name: [sample[name] for sample in samples] for name in COLUMNS if name in samples[0]}
+    return Table(columns.pop("path"), columns.pop("label"), columns, tuple(notes))
 
 
 def read_csv(path: Path) -> Table:
@@ -96,15 +94,16 @@ def read_parquet(path: Path) -> Table:
 
 
 def read_npz(path: Path) -> Table:
-    """x_train, y_train, x_test, y_test, or x, y and maybe task, client, split; x is uint8."""
+    """x_train, y_train, x_test, y_test, or x, y and maybe task, client, split; `as_images` says what x may be."""
     found = read_arrays(path)
-    if {"x_train", "y_train", "x_test", "y_test"} <= set(found):
+    if set(PAIRS) <= set(found):
         parts = [(_pixels(path, f"x_{part}", found), _labels(path, part, found)) for part in PARTS]
         (train, train_labels), (test, test_labels) = parts
         if train.shape[1:] != test.shape[1:]:
             raise UsageError(f"{path}: the images of x_train and x_test differ in shape.")
         split = ["train"] * len(train) + ["test"] * len(test)
-        return _checked(path, Table(np.concatenate([train, test]), train_labels + test_labels, {"split": split}))
+        pixels, labels, columns = np.concatenate([train, test]), train_labels + test_labels, {"split": split}
+        return _checked(path, Table(pixels, labels, columns, _unused(path, "arrays", found, PAIRS)))
     if not {"x", "y"} <= set(found):
         have = shortened(", ".join(sorted(found))) or "nothing"
         raise UsageError(f"{path} needs x_train, y_train, x_test, y_test, or x and y; it has {have}.")
@@ -113,7 +112,8 @@ def read_npz(path: Path) -> Table:
     for name, column in columns.items():
         if len(column) != len(pixels):
             raise UsageError(f"{path}: {name} has {len(column)} entries, x has {len(pixels)} images.")
-    return _checked(path, Table(pixels, _labels(path, "", found), columns))
+    unused = _unused(path, "arrays", found, ("x", "y", *OPTIONAL))
+    return _checked(path, Table(pixels, _labels(path, "", found), columns, unused))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -134,37 +134,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} is not an npz file of plain arrays.") from None
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _read_classes(folder: Path) -> tuple[list[str], list[str]]:
-    """Paths and class names of a folder per class."""
-    paths: list[str] = []
-    labels: list[str] = []
-    root = folder.resolve()
-    places = dict.fromkeys((root, *root.parents), folder)
-    for one in _folders(folder):
-        same = places.setdefault(one.resolve(), one)
-        if same is not one:
-            raise UsageError(f"Class {one.name!r} is a link to where {same} is: its images would have two labels.")
-        entries = sorted(one.rglob("*"))
-        wrong = next(filter(is_no_image, entries), None)
-        if wrong is not None:
-            raise UsageError(f"{wrong} is called an image but is no file (a link to nothing, a device); remove it.")
-        found = sorted(str(path) for path in entries if is_image(path))
-        if not found:
-            raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
-        paths += found
-        labels += [one.name] * len(found)
-    if not paths:
-        raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
-    for path in paths:
-        if not _is_utf8(path):
-            raise UsageError(f"{path!r} is not text in UTF-8; rename it.")
-    return paths, labels
-
-
 def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     if not {"path", "label"} <= set(names):
         raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
@@ -175,7 +144,13 @@ def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any
         if not image.is_file():
             raise UsageError(f"{path}: sample {number} names {shortened(name)!r}, which does not exist.")
         images.append(str(image))
-    return _checked(path, Table(images, columns.pop("label"), columns))
+    return _checked(path, Table(images, columns.pop("label"), columns, _unused(path, "columns", names, COLUMNS)))
+
+
+def _unused(path: Path, what: str, names: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
+    """A sentence about columns or arrays that mean nothing here: task may be called Task, and would be missed."""
+    others = [str(name) for name in names if name not in used]
+    return (f"{path}: {what} that are not used: {shortened(', '.join(others))}.",) if others else ()
 
 
 def _checked(path: Path, table: Table) -> Table:
@@ -194,20 +169,13 @@ def _checked(path: Path, table: Table) -> Table:
 
 
 def _pixels(path: Path, name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Images (n, c, h, w) uint8 of (n, h, w), (n, h, w, c) or (n, c, h, w)."""
-    images = found[name]
+    """Images (n, c, h, w) uint8."""
+    images, what = found[name], f"{path}: {name}"
     if images.ndim in (3, 4) and images.size == 0 and len(images):
         raise UsageError(f"{path}: the images of {name} have no pixels, {images.shape}.")
-    if images.dtype == np.uint8 and images.ndim == 3:
-        return images[:, None]
-    if images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3):
-        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    if images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3):
-        return images
-    raise UsageError(
-        f"{path}: {name} must be uint8 (n, h, w), (n, h, w, c) or (n, c, h, w) with 1 or 3 channels; "
-        f"it is {images.dtype} {images.shape}."
-    )
+    if images.dtype == np.uint16 and images.size and images.max() <= 255:
+        raise UsageError(f"{what} is uint16, but no value is above 255; save it as uint8, or scale white to 65535.")
+    return as_images(images, what)
 
 
 def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Size = tuple[int, int]
+"""(height, width)"""
 TRIES = 10
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """A random resized crop covers this share of the image, with this range of width : height."""
@@ -83,28 +85,59 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def resized_box(
-    width: int, height: int, position: Sequence[float], boxes: Sequence[Sequence[float]]
+    width: int, height: int, position: Sequence[float], boxes: Sequence[Sequence[float]], aspect: float = 1.0
 ) -> tuple[int, int, int, int]:
     """Left, top, right, bottom of a random resized crop: the first try that fits, else the middle.
 
     Args:
         position: row and column in [0, 1). boxes: (TRIES, 2) share of the area and ratio in [0, 1).
+        aspect: width : height of what the crop becomes.
     """
     for share, stretch in boxes:
         area = width * height * (AREA[0] + share * (AREA[1] - AREA[0]))
-        ratio = math.exp(math.log(RATIO[0]) + stretch * math.log(RATIO[1] / RATIO[0]))
+        ratio = aspect * math.exp(math.log(RATIO[0]) + stretch * math.log(RATIO[1] / RATIO[0]))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             top, left = int(position[0] * (height - h + 1)), int(position[1] * (width - w + 1))
             return left, top, left + w, top + h
-    w, h = min(width, max(1, round(height * RATIO[1]))), min(height, max(1, round(width / RATIO[0])))
+    widest, highest = round(height * RATIO[1] * aspect), round(width / RATIO[0] / aspect)
+    w, h = min(width, max(1, widest)), min(height, max(1, highest))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 
 
-def enlarge(images: Tensor, size: int) -> Tensor:
-    """Float images (n, c, h, w) at (size, size), bilinear and free of aliasing."""
-    return F.interpolate(images, (size, size), mode="bilinear", antialias=True, align_corners=False)
+def fitted(images: Tensor, size: Size, fit: str) -> Tensor:
+    """Float images (n, c, h, w) at `size` as `data.fit` says, bilinear and free of aliasing."""
+    if images.shape[2:] == size:
+        return images
+    if fit == "crop":
+        images = _middle(images, size)
+    inner = within((images.shape[2], images.shape[3]), size) if fit == "pad" else size
+    resized = F.interpolate(images, inner, mode="bilinear", antialias=True, align_corners=False)
+    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    return F.pad(resized, [left, size[1] - inner[1] - left, top, size[0] - inner[0] - top])
+
+
+def within(given: Size, size: Size) -> Size:
+    """The largest shape inside `size` that has the proportions of `given`."""
+    scale = min(size[0] / given[0], size[1] / given[1])
+    height, width = (max(1, min(most, round(side * scale))) for side, most in zip(given, size, strict=True))
+    return height, width
+
+
+def _middle(images: Tensor, size: Size) -> Tensor:
+    """The largest part of images (n, c, h, w), around their middle, that has the proportions of `size`."""
+    height, width = images.shape[2:]
+    high = min(height, max(1, round(width * size[0] / size[1])))
+    wide = min(width, max(1, round(height * size[1] / size[0])))
+    top, left = (height - high) // 2, (width - wide) // 2
+    return images[:, :, top : top + high, left : left + wide]
+
+
+def grey(images: Tensor) -> Tensor:
+    """RGB images (n, 3, h, w) uint8 → (n, 1, h, w) uint8, weighted as the eye does (ITU-R 601)."""
+    weights = torch.tensor([299, 587, 114]).view(1, 3, 1, 1)
+    return ((images.int() * weights).sum(1, keepdim=True) // 1000).to(torch.uint8)
 
 
 def resize_area(images: np.ndarray, size: int) -> np.ndarray:

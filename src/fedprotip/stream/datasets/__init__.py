@@ -16,12 +16,10 @@ from fedprotip.errors import UsageError, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
 from fedprotip.stream.splits import at_most
-from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation
+from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation, Size
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """As pretrained backbones expect photographs."""
-SMALL = 64
-"""Images of at most this side live in memory; larger ones stay in their files."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,17 @@ class Dataset:
     augmentation: Augmentation = SMALL_PHOTOS
     train_files: Sequence[str] = ()  # of images that were decoded into memory; those in files know their own
     test_files: Sequence[str] = ()
-    size: int = 0  # side that batches are brought to; 0: that of the images
+    resize: Size | None = None  # of `FileImages` that were decoded into memory
+    size: Size | None = None  # that batches are brought to; None: that of the images
     test_clients: Tensor | None = None
     client_names: Mapping[int, str] = field(default_factory=dict)  # id → name, where the data has names
+    notes: tuple[str, ...] = ()  # what of the source is not used, or used in a way the user may not expect
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)"""
         channels, height, width = self.train_images.shape[1:]
-        return (channels, self.size, self.size) if self.size else (channels, height, width)
+        return (channels, *(self.size or (height, width)))
 
 
 Loader = Callable[[DataSettings], Dataset]
@@ -120,6 +120,7 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
 
 def index_dataset(settings: DataSettings) -> Dataset:
     """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded."""
+    _refuse_unread_source(settings)
     try:
         return _limited(_loaders[settings.name](settings), settings)
     except OSError as error:
@@ -127,11 +128,21 @@ def index_dataset(settings: DataSettings) -> Dataset:
         raise UsageError(f"{where} cannot be read: {error.strerror or error}.") from None
 
 
+def _refuse_unread_source(settings: DataSettings) -> None:
+    """Of the datasets of this package only `own` reads `data.source`; those of others may."""
+    ours = _loaders[settings.name].__module__.startswith(__name__)
+    if settings.source and ours and settings.name != "own":
+        raise UsageError(
+            f"data.source = {shortened(settings.source)!r} would not be read: data.name = {settings.name!r} is another "
+            "dataset; leave data.name out (or set it to 'own') to learn from it, or leave data.source out."
+        )
+
+
 def load_dataset(settings: DataSettings) -> Dataset:
     """The dataset as a run uses it: small images in memory, at the size of `data.size`."""
-    dataset = replace(index_dataset(settings), size=settings.size)
+    dataset = replace(index_dataset(settings), size=settings.sides)
     train, test = dataset.train_images, dataset.test_images
-    if not isinstance(train, FileImages) or train.size > SMALL:
+    if not isinstance(train, FileImages) or not train.small:
         return dataset
     # a resized crop is cut while decoding; for what is decoded once, a shifted crop stands in
     return replace(
@@ -139,8 +150,9 @@ def load_dataset(settings: DataSettings) -> Dataset:
         train_images=_decoded(train),
         test_images=_decoded(test),
         train_files=train.paths,
+        resize=train.resize,
         test_files=test.paths if isinstance(test, FileImages) else (),
-        augmentation=Augmentation(train.size // 8),
+        augmentation=Augmentation(min(train.size) // 8),
     )
 
 

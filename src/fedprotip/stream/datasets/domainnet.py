@@ -43,7 +43,8 @@ def domainnet(settings: DataSettings) -> Dataset:
             paths += [_existing(folder, name, f"{domain}_{part}.txt") for name, _ in kept]
             labels += [label for _, label in kept]
             domains += [index] * len(kept)
-        parts[part] = photos(paths, settings.size, settings.workers), torch.tensor(labels), torch.tensor(domains)
+        images = photos(paths, settings.sides, settings.workers, settings.fit)
+        parts[part] = images, torch.tensor(labels), torch.tensor(domains)
     absent = next((label for label in range(CLASSES) if label not in names), None)
     if absent is not None:
         raise UsageError(f"Class {absent} of DomainNet is empty: no list in {folder} has an image of it.")

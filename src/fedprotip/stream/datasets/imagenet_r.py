@@ -36,7 +36,7 @@ def imagenet_r(settings: DataSettings) -> Dataset:
         paths += found
         labels += [label] * len(found)
     is_test = every_fifth([f"Class {folders[label].name}" for label in labels])
-    images, every = photos(paths, settings.size, settings.workers), torch.tensor(labels)
+    images, every = photos(paths, settings.sides, settings.workers, settings.fit), torch.tensor(labels)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     return Dataset(
         "imagenet_r",

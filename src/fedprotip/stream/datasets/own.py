@@ -1,4 +1,4 @@
-"""The user's own images: `data.name = "own"` and `data.source`; see `fedprotip data check SOURCE`."""
+"""The user's own images: `data.source`; see `fedprotip data check SOURCE`."""
 
 import numpy as np
 import torch
@@ -6,17 +6,20 @@ from torch import Tensor
 
 from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
-from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, SMALL, Dataset, register, take
-from fedprotip.stream.images import FileImages, Images, photos, shorter_side
+from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, register, take
+from fedprotip.stream.images import FileImages, Images, usual_shape
 from fedprotip.stream.splits import every_fifth
 from fedprotip.stream.tables import Table, read_source
-from fedprotip.stream.transforms import LARGE_PHOTOS, Augmentation
+from fedprotip.stream.transforms import LARGE_PHOTOS, Augmentation, Size
+
+NAMED = 3
+"""Shapes of images that are named; the others are counted."""
 
 
 @register("own")
 def own(settings: DataSettings) -> Dataset:
-    table = read_source(settings.source)
-    images = _images(table, settings)
+    table = read_source(settings.source, settings.folders)
+    images, shapes = _images(table, settings)
     classes, labels = _numbered(table.labels)
     tasks, task_of = _numbered(table.columns.get("task", []))
     is_test = _is_test(table)
@@ -26,9 +29,9 @@ def own(settings: DataSettings) -> Dataset:
         for part, places in (("training", train), ("test", test)):
             if not (labels[places] == index).any():
                 raise UsageError(f"Class {name!r} of {settings.source} has no {part} samples.")
-    holders = table.columns.get("client", [])
-    clients = client_ids(holders) if holders else None
-    named = zip(clients.tolist(), holders, strict=True) if clients is not None else ()
+    owners = table.columns.get("client", [])
+    clients = client_ids(owners) if owners else None
+    named = zip(clients.tolist(), owners, strict=True) if clients is not None else ()
     channels, side = images.shape[1], min(images.shape[2:])
     return Dataset(
         "own",
@@ -46,25 +49,42 @@ def own(settings: DataSettings) -> Dataset:
         LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
         test_clients=clients[test] if clients is not None else None,
         client_names={client: name for client, name in named if name != str(client)},
+        notes=(*table.notes, *_other_shapes(shapes, images, settings)),
     )
 
 
 def client_ids(names: list[str]) -> Tensor:
     """Client ids (n,): numbers as they stand, names (and numbers too long to count to) in their natural order."""
-    if all(name.isdecimal() and len(name) < 10 for name in names):
-        return torch.tensor([int(name) for name in names])
-    return _numbered(names)[1]
+    return torch.tensor([int(name) for name in names]) if _are_ids(names) else _numbered(names)[1]
 
 
-def _images(table: Table, settings: DataSettings) -> Images:
+def _are_ids(names: list[str]) -> bool:
+    return all(name.isdecimal() and len(name) < 10 for name in names)
+
+
+def _images(table: Table, settings: DataSettings) -> tuple[Images, list[Size]]:
+    """The images, and the shapes that files were seen to have."""
     if isinstance(table.images, np.ndarray):
-        return torch.from_numpy(table.images)
-    size = settings.size or min(224, shorter_side(table.images))
-    if not size:
+        return torch.from_numpy(table.images), []
+    usual, shapes = usual_shape(table.images)
+    if usual is None:
         raise UsageError(f"{settings.source}: none of the {len(table.images)} files is an image that can be read.")
-    if size > SMALL:
-        return photos(table.images, size, settings.workers)
-    return FileImages(table.images, size, size, settings.workers)
+    size = settings.sides or usual
+    return FileImages(table.images, size, size, settings.fit, settings.workers), shapes
+
+
+def _other_shapes(shapes: list[Size], images: Images, settings: DataSettings) -> list[str]:
+    """That images are not all of one shape, and what becomes of them."""
+    if len(shapes) < 2:
+        return []
+    named = ", ".join(f"{height}×{width}" for height, width in shapes[:NAMED])
+    more = f" and {len(shapes) - NAMED} more" if len(shapes) > NAMED else ""
+    height, width = images.shape[2:]
+    how = {"crop": "the middle is cut out", "pad": "they are padded with black", "stretch": "they are stretched"}
+    return [
+        f"Images differ in shape ({named}{more}); all become {height}×{width}, and where that does not fit "
+        f"{how[settings.fit]} (data.size, data.fit)."
+    ]
 
 
 def _numbered(names: list[str]) -> tuple[list[str], Tensor]:
