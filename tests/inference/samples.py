@@ -8,6 +8,7 @@ from fedprotip.inference import Router
 from fedprotip.inference.answers import Heard, Inference
 from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.statistics import Sums
+from fedprotip.models.heads import Features
 
 seeds = st.integers(0, 5000)
 CLASSES = ((3, 1), (0, 5, 4), (2,))
@@ -38,6 +39,11 @@ def alone(inference, heard):
 def told(inference, scores, evidence):
     """What is heard when experts and the only router say this."""
     return Heard(inference.candidates, scores, {"told": evidence})
+
+
+def features_of(values):
+    """Features that heads and statistics see alike."""
+    return Features(values, values)
 
 
 def filled(seed, d=4, unseen=()):

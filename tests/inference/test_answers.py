@@ -12,7 +12,7 @@ from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.experts import HEADS, STATISTICS, StatisticsExpert
 from fedprotip.inference.routers import ClassEvidence
 from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums
-from tests.inference.samples import CLASSES, Told, alone, by, filled, scores_of, seeds, told
+from tests.inference.samples import CLASSES, Told, alone, by, features_of, filled, scores_of, seeds, told
 
 
 @settings(max_examples=25)
@@ -24,7 +24,7 @@ def test_soft_statistics_give_the_posterior_with_equal_tasks(seed):
     expert = StatisticsExpert.of(sums, candidates, FeatureMap(4, 0, 0), pooled=False)
     ways = {"statistics": Way(ClassEvidence(candidates), STATISTICS, hard=False)}
     inference = Inference(candidates, {STATISTICS: expert}, ways, "statistics")
-    labels, sure = alone(inference, inference.hear(features[:20]))
+    labels, sure = alone(inference, inference.hear(features_of(features[:20])))
     density = Gaussians.of(sums).log_densities(features[:20]).double().exp().numpy()
     joint = density / np.array([2, 2, 3, 3, 3, 1])
     joint /= joint.sum(1, keepdims=True)
@@ -43,7 +43,7 @@ def test_classes_without_statistics_are_never_answered_and_nothing_is_nan(seed, 
     expert = StatisticsExpert.of(sums, candidates, FeatureMap(4, 0, 0), pooled=True)
     way = Way(ClassEvidence(candidates), STATISTICS, hard)
     inference = Inference(candidates, {STATISTICS: expert}, {"statistics": way}, "statistics")
-    heard = inference.hear(features)
+    heard = inference.hear(features_of(features))
     assert heard.evidence["statistics"].isfinite().all()
     answers, sure = alone(inference, heard)
     never = set(candidates.labels[list(unseen)].tolist())
@@ -53,7 +53,7 @@ def test_classes_without_statistics_are_never_answered_and_nothing_is_nan(seed, 
     routed = inference.route(heard, "statistics", groups)
     assert not never & set(routed.labels.tolist())
     assert not routed.decisions.isnan().any()
-    assert not any(value.isnan().any() for value in inference.unusual(heard.scores).values())
+    assert not any(value.isnan().any() for value in heard.strange.values())
 
 
 def test_when_nobody_tells_about_any_class_probabilities_are_still_numbers():
@@ -61,7 +61,7 @@ def test_when_nobody_tells_about_any_class_probabilities_are_still_numbers():
     expert = StatisticsExpert.of(Sums.zeros(6, 4), candidates, FeatureMap(4, 0, 0), pooled=True)
     way = Way(ClassEvidence(candidates), STATISTICS, hard=False)
     inference = Inference(candidates, {STATISTICS: expert}, {"statistics": way}, "statistics")
-    heard = inference.hear(torch.randn(5, 4))
+    heard = inference.hear(features_of(torch.randn(5, 4)))
     _, sure = alone(inference, heard)
     assert sure.isfinite().all()
     assert inference.aware(heard, torch.zeros(5, dtype=torch.int64)).tolist() == [-1] * 5  # no answer, and no guess
@@ -152,14 +152,17 @@ def test_labels_found_quickly_are_those_of_the_whole_posterior(seed, hard, class
     assert inference.labels(tasks, samples, opinion, samples, hard).tolist() == expected.tolist()
 
 
-def test_unusual_samples_are_far_from_every_class_and_of_low_energy():
+def test_unusual_samples_are_far_from_everything_and_of_low_energy():
     sums, features, labels = filled(0)
-    expert = StatisticsExpert.of(sums, Candidates.of(CLASSES), FeatureMap(4, 0, 0), pooled=False)
-    far = torch.full((1, 4), 100.0)
-    scores = {STATISTICS: expert(torch.cat([features, far])), HEADS: torch.zeros(len(labels) + 1, 6)}
-    scores[HEADS][:-1, 0] = 5.0
-    found = by(Way(Told(), HEADS)).unusual(scores)
-    assert found.keys() == {"mahalanobis", "energy"}
-    for value in found.values():
-        assert value[-1] > value[:-1].max()
-    assert found["mahalanobis"][:-1].mean().item() == pytest.approx(4.0, rel=0.3)  # d of them, less by the choice
+    candidates = Candidates.of(CLASSES)
+    expert = StatisticsExpert.of(sums, candidates, FeatureMap(4, 0, 0), pooled=False)
+
+    def heads(given):
+        return torch.where(given.final.abs().amax(1, keepdim=True) < 50, torch.eye(6)[0] * 5, torch.zeros(6))
+
+    inference = Inference(candidates, {HEADS: heads, STATISTICS: expert})
+    found = inference.hear(features_of(torch.cat([features, torch.full((1, 4), 100.0)]))).strange
+    assert found.keys() == {"odd", "new", "energy"}
+    for name in ("odd", "energy"):
+        assert found[name][-1] > found[name][:-1].max()
+    assert found["odd"][:-1].mean().item() == pytest.approx(1.0, rel=0.1)

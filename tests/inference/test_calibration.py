@@ -6,7 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.inference.calibration import BINS, TEMPERATURES, Calibration, bin_of, losses
+from fedprotip.inference.calibration import (
+    BINS,
+    TEMPERATURES,
+    Calibration,
+    best_way,
+    bin_of,
+    count_bins,
+    losses,
+)
+from fedprotip.stream.plan import Answering, WayPlan
 
 
 @given(st.integers(0, 5000))
@@ -35,42 +44,76 @@ def test_the_temperature_undoes_what_made_scores_too_sure(factor):
     honest = torch.tensor(rng.standard_normal((4000, 3)) * 2).log_softmax(1)
     drawn = torch.multinomial(honest.exp(), 1, generator=torch.Generator().manual_seed(0))
     right = torch.zeros(4000, 3, dtype=torch.bool).scatter(1, drawn, True)
-    found = Calibration.of(losses(factor * honest, right), torch.ones(BINS))
+    found = Calibration.of(losses(factor * honest, right), torch.ones(2, BINS))
     steps = TEMPERATURES[1] / TEMPERATURES[0]
     assert factor / steps <= found.temperature <= factor * steps
 
 
+def test_few_right_answers_do_not_make_anybody_sure():
+    """Ten samples, all right at any temperature: sure to a tenth of a nat a sample, no more."""
+    scores = torch.tensor([[0.0, -8.0]]).repeat(10, 1)
+    found = Calibration.of(losses(scores, torch.tensor([[True, False]]).repeat(10, 1)), torch.ones(2, BINS))
+    assert 0.8 < (scores[0] / found.temperature).softmax(0)[0] < 0.99
+
+
 def test_without_held_back_samples_the_temperature_stays_at_one():
-    assert Calibration.of(torch.arange(25.0), torch.zeros(BINS)) == Calibration()
+    assert Calibration.of(torch.arange(25.0), torch.zeros(2, BINS)) == Calibration()
     assert Calibration().temperature == 1.0
 
 
-def test_bins_are_in_order_and_the_last_has_no_end():
-    distances = torch.tensor([-1.0, 0.0, 1e-2, 1.0, 100.0, 1e4, 1e30])
-    bins = bin_of(distances)
-    assert bins[0] == bins[1] == 0
-    assert (bins.diff() >= 0).all()
-    assert bins[-1] == BINS - 1
-    assert bins[3] < bins[4] < bins[5] < bins[6]
+def test_bins_are_in_order_and_have_no_end():
+    figures = torch.tensor([-1e30, -1.0, 0.0, 1e-2, 0.9, 1.0, 1.1, 100.0, 1e4, 1e30])
+    bins = bin_of(figures)
+    assert (bins.diff() > 0).all()
+    assert (bins[0], bins[-1]) == (0, BINS - 1)
 
 
-def test_an_infinite_distance_is_in_the_last_bin():
+def test_an_infinite_figure_is_in_the_last_bin():
     """A model without any class statistics finds everything infinitely far."""
     assert bin_of(torch.tensor([torch.inf])).tolist() == [BINS - 1]
 
 
-def test_unusual_is_the_share_of_held_back_samples_that_are_nearer():
-    held = torch.distributions.Chi2(8.0).sample((5000,))
-    counts = torch.bincount(bin_of(held), minlength=BINS)
-    found = Calibration(1.0, counts)
-    for distance in (3.0, 8.0, 15.0):
-        expected = (held < distance).double().mean().item()
-        assert found.unusual(torch.tensor([distance])).item() == pytest.approx(expected, abs=0.05)
-    assert found.unusual(torch.tensor([1e9])).item() == pytest.approx(1.0, abs=1e-3)
-    assert found.unusual(torch.tensor([0.0])).item() == pytest.approx(0.0, abs=1e-2)
+def both(odd, new):
+    return {"odd": torch.tensor(odd), "new": torch.tensor(new)}
+
+
+def test_unusual_is_the_share_of_held_back_samples_that_are_less_strange():
+    """In either of two measures: so far out in one of them is half as rare."""
+    held = torch.distributions.Chi2(8.0).sample((2, 5000)) / 8
+    found = Calibration(1.0, count_bins(both(*held.tolist())))
+    for figure in (1.5, 2.0, 2.5):
+        expected = max(1 - 2 * (held[1] > figure).double().mean().item(), 0)
+        for strange in (both([0.1], [figure]), both([figure], [0.1])):
+            assert found.unusual(strange).item() == pytest.approx(expected, abs=0.06)
+    assert found.unusual(both([1e9], [0.0])).item() == pytest.approx(1.0, abs=1e-3)
+    assert found.unusual(both([0.0], [0.0])).item() == 0.0
+    flagged = found.unusual(both(*torch.distributions.Chi2(8.0).sample((2, 5000)).div(8).tolist())) > 0.95
+    assert flagged.double().mean() == pytest.approx(0.05, abs=0.015)
 
 
 def test_without_held_back_samples_only_the_order_is_told():
-    found = Calibration().unusual(torch.tensor([-1.0, 0.0, 0.5, 3.0]))
+    found = Calibration().unusual(both([-1.0, 0.0, 0.1, 3.0], [-1.0, -1.0, 0.5, 0.1]))
     assert found[0] == found[1] == 0
     assert found[1] < found[2] < found[3] < 1
+
+
+WAYS = {name: WayPlan(router=name, expert="heads") for name in ("cosine", "statistics", "fused")}
+TRIED = Answering(ways=WAYS, chosen="statistics", tried=("statistics", "fused"), auto=True)
+
+
+@pytest.mark.parametrize(("right", "way"), [([7, 9], "fused"), ([9, 9], "statistics"), ([0, 0], "statistics")])
+def test_the_way_that_was_right_most_often_answers_ties_to_the_simpler(right, way):
+    knowledge = {"calibration/right": torch.tensor(right, dtype=torch.float64)}
+    assert best_way(TRIED, knowledge) == way
+    assert best_way(TRIED, {}) == "statistics"
+    stated = TRIED.model_copy(update={"auto": False, "chosen": "cosine"})
+    assert best_way(stated, knowledge) == "cosine"
+
+
+def test_every_way_has_its_own_temperature():
+    loss = torch.ones(2, len(TEMPERATURES), dtype=torch.float64)
+    loss[0, 3], loss[1, 5] = -9.0, -9.0
+    knowledge = {"calibration/loss": loss, "calibration/distances": torch.ones(2, BINS)}
+    for way, place in (("statistics", 3), ("fused", 5)):
+        assert Calibration.recall(knowledge, TRIED, way).temperature == pytest.approx(float(TEMPERATURES[place]))
+    assert Calibration.recall(knowledge, TRIED, "cosine").temperature == 1.0

@@ -9,7 +9,18 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, low_rank, oas, pack, ridge, unpack
+from fedprotip.inference.statistics import (
+    WEIGHT,
+    Backdrop,
+    FeatureMap,
+    Gaussians,
+    Sums,
+    low_rank,
+    oas,
+    pack,
+    ridge,
+    unpack,
+)
 
 seeds = st.integers(0, 5000)
 
@@ -140,8 +151,12 @@ def test_nothing_to_tell_directions_apart_is_shrunk_wholly(covariance):
 @settings(max_examples=25)
 @given(seeds, st.sampled_from([0.01, 0.3, 1.0]))
 def test_the_discriminant_is_that_of_scikit_learn(seed, shrinkage):
-    """It divides the scatter by n and not by n − C, and adds log priors: both are taken out."""
+    """It divides the scatter by n and not by n − C, and adds log priors: both are taken out.
+
+    It shrinks towards a multiple of I, and ours towards the diagonal: features have variance 1 here.
+    """
     features, labels = samples(seed)
+    features = features / (sums_of(features, labels, 4).scatter().diagonal() / (len(labels) - 4)).sqrt().numpy()
     priors = np.bincount(labels) / len(labels)
     theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=priors).fit(features, labels)
     scale = (len(labels) - 4) / len(labels)
@@ -152,7 +167,7 @@ def test_the_discriminant_is_that_of_scikit_learn(seed, shrinkage):
     for found in (densities, features @ weights.T + bias):
         centred = found - found.mean(1, keepdims=True)
         wanted = expected - expected.mean(1, keepdims=True)
-        assert centred == pytest.approx(wanted, rel=1e-3, abs=1e-3 * np.abs(wanted).max())
+        assert centred == pytest.approx(wanted, rel=5e-3, abs=5e-3 * np.abs(wanted).max())
 
 
 @settings(max_examples=25)
@@ -161,10 +176,11 @@ def test_log_densities_are_mahalanobis_distances(seed):
     features, labels = samples(seed)
     sums = sums_of(features, labels, 4)
     scatter = sums.scatter().numpy() / sums.freedom()
-    share = oas(torch.tensor(scatter), sums.freedom())
-    inverse = np.linalg.inv((1 - share) * scatter + share * np.trace(scatter) / 6 * np.eye(6))
+    scales = np.sqrt(np.diag(scatter))
+    share = oas(torch.tensor(scatter / np.outer(scales, scales)), sums.freedom())
+    inverse = np.linalg.inv((1 - share) * scatter + share * np.diag(np.diag(scatter)))
     gaussians = Gaussians.of(sums)
-    assert gaussians.shrinkage == pytest.approx(share)
+    assert gaussians.shrinkage == pytest.approx(share, rel=1e-4)
     found = gaussians.log_densities(torch.tensor(features[:9]))
     for row, feature in zip(found.tolist(), features, strict=False):
         apart = [feature - mean for mean in sums.means().numpy()]
@@ -228,6 +244,98 @@ def test_features_that_never_change_are_no_reason_to_fail(d):
     features = np.tile(np.random.default_rng(d).uniform(0.1, 9, d), (50, 1))
     gaussians = Gaussians.of(as_sent(sums_of(features, np.arange(50) % 2, 2)))
     assert not gaussians.log_densities(torch.tensor(features)).isnan().any()
+
+
+# Own directions of classes
+
+
+def stretched(seed, d=8, n=600):
+    """Two classes with one covariance and a third that is ten times as wide along the first axis."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 3
+    features = rng.standard_normal((n, d))
+    features[labels == 2, 0] *= 10
+    return features + 2 * rng.standard_normal((3, d))[labels], labels
+
+
+def sketched(features, labels, omega, classes=3):
+    sums = Sums.zeros(classes, features.shape[1], omega.shape[1])
+    sums.add(torch.tensor(features), torch.tensor(labels), omega)
+    return sums
+
+
+@settings(max_examples=20)
+@given(seeds)
+def test_own_directions_are_those_of_the_classes_own_covariance(seed):
+    """With as many columns as features a sketch is exact; against plain eigenvectors of every class."""
+    features, labels = stretched(seed)
+    omega = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    sums = sketched(features, labels, omega)
+    gaussians = Gaussians.of(sums, omega=omega)
+    whitening = gaussians.whitening.double().numpy()
+    found = gaussians.log_densities(torch.tensor(features[:20])).double().numpy()
+    for label in range(3):
+        own = features[labels == label] @ whitening
+        values, vectors = np.linalg.eigh(np.cov(own.T))
+        values, vectors = values[::-1][:4], vectors[:, ::-1][:, :4]
+        share = WEIGHT * (len(own) - 1) / (len(own) - 1 + 8)
+        covariance = np.eye(8) + vectors @ np.diag(share * np.clip(values - 1, 0, None)) @ vectors.T
+        apart = features[:20] @ whitening - own.mean(0)
+        wanted = -0.5 * (np.sum(apart @ np.linalg.inv(covariance) * apart, 1) + np.log(np.linalg.det(covariance)))
+        assert found[:, label] == pytest.approx(wanted, rel=1e-3, abs=1e-2)
+
+
+def test_sketches_of_clients_add_up_to_that_of_all_data_and_find_the_wide_direction():
+    features, labels = stretched(1, d=30, n=3000)
+    omega = FeatureMap(30, columns=8, seed=5).omega
+    whole = sketched(features, labels, omega)
+    parts = [sketched(features[k::4], labels[k::4], omega) for k in range(4)]
+    together = parts[0] + parts[1] + parts[2] + parts[3]
+    torch.testing.assert_close(together.sketches, whole.sketches)
+    gains = Gaussians.of(whole, omega=omega).own.gains.square().sum(dim=(1, 2))
+    assert gains[2] > 2 * gains[:2].max()
+
+
+def test_a_class_of_few_samples_falls_back_to_the_covariance_of_all():
+    features, labels = stretched(2, d=30)
+    omega = FeatureMap(30, columns=8).omega
+    for few in (0, 1, 2):
+        some = np.concatenate([np.flatnonzero(labels < 2), np.flatnonzero(labels == 2)[:few]])
+        gaussians = Gaussians.of(sketched(features[some], labels[some], omega), omega=omega)
+        assert gaussians.own.gains[2].square().sum() <= 0.5 * few
+        assert not gaussians.log_densities(torch.tensor(features)).isnan().any()
+
+
+def test_own_directions_answer_better_where_classes_differ_in_shape():
+    rng = np.random.default_rng(0)
+    labels = np.arange(4000) % 2
+    features = rng.standard_normal((4000, 20))
+    features[labels == 1, :3] *= 6  # the means are the same
+    omega = FeatureMap(20, columns=10).omega
+    sums = sketched(features[:2000], labels[:2000], omega, classes=2)
+    for columns, least, most in ((0, 0.4, 0.6), (10, 0.75, 1.0)):
+        chosen = omega if columns else omega[:, :0]
+        answers = Gaussians.of(sums, omega=chosen).log_densities(torch.tensor(features[2000:])).argmax(1).numpy()
+        assert least <= (answers == labels[2000:]).mean() <= most
+
+
+# Samples that look like nothing learned
+
+
+def test_odd_and_new_samples_are_told_from_usual_ones():
+    features, labels = samples(0, n=2000)
+    sums = sums_of(features, labels, 4)
+    backdrop, gaussians = Backdrop.of(sums, first=3), Gaussians.of(sums)
+
+    def figures(values):
+        given = torch.tensor(values).float()
+        return backdrop(given, gaussians.log_densities(given))
+
+    usual, far = figures(features), figures(features + 100 * np.eye(6)[0])
+    assert usual["odd"].mean() == pytest.approx(1, abs=0.1)
+    assert far["odd"].min() > usual["odd"].max()
+    between = figures((features[:1000] + features[1000:]) / 2 + np.zeros(6))
+    assert between["new"].median() > usual["new"].median()  # between classes, and yet among all samples
 
 
 # Ridge

@@ -11,7 +11,7 @@ from torch import nn
 import fedprotip
 from fedprotip import models
 from fedprotip.models import Network, build_network
-from fedprotip.models.prefix import PrefixCache, _run
+from fedprotip.models.prefix import PrefixCache, _advance
 from fedprotip.models.steps import Hidden, run_steps, steps_of, still_steps
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import load
@@ -132,7 +132,7 @@ def test_rows_beyond_the_budget_live_in_files_and_are_removed(tmp_path):
     cache._budget = 1
     samples = stream.tasks[0].train
     inputs, _ = next(cache.train_batches(network, 0, [samples[:50]]))
-    assert [path.stat().st_size for path in tmp_path.rglob("train-*")] == [len(samples) * inputs.values[0].nbytes]
+    assert [path.stat().st_size for path in tmp_path.rglob("train-*")] == [len(samples) * inputs.flat()[0].nbytes]
     same_features(network, inputs, stream.train_batch(0, samples[:50])[0])
     cache.close()
     assert not list(tmp_path.iterdir())
@@ -250,7 +250,8 @@ def test_an_extended_run_passes_every_image_once(tmp_path, monkeypatch):
     settings, images = frozen(stream={"tasks": 1}), []
     fedprotip.run(settings, out=tmp_path / "r")
     monkeypatch.setattr(
-        "fedprotip.models.prefix._run", lambda *given: images.append(len(given[1]) * (not given[2])) or _run(*given)
+        "fedprotip.models.prefix._advance",
+        lambda *given: images.append(len(given[1]) * (not isinstance(given[1], Hidden))) or _advance(*given),
     )
     summary = fedprotip.extend(tmp_path / "r", tasks=1)
     assert summary["unknown"]

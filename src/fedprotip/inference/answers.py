@@ -64,7 +64,8 @@ class Heard:
     def some(self, chosen: Tensor) -> "Heard":
         """About the chosen samples only."""
         parts = (self.scores, self.evidence, self.strange)
-        return Heard(self.candidates, *({name: values[chosen] for name, values in part.items()} for part in parts))
+        scores, evidence, strange = ({name: values[chosen] for name, values in part.items()} for part in parts)
+        return Heard(self.candidates, scores, evidence, strange)
 
     @classmethod
     def joined(cls, parts: Sequence["Heard"]) -> "Heard":
@@ -73,8 +74,8 @@ class Heard:
         def cat(pieces: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
             return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
-        found = ([part.scores for part in parts], [part.evidence for part in parts], [part.strange for part in parts])
-        return cls(parts[0].candidates, *map(cat, found))
+        scores, evidence = cat([part.scores for part in parts]), cat([part.evidence for part in parts])
+        return cls(parts[0].candidates, scores, evidence, cat([part.strange for part in parts]))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from fedprotip.stream.plan import Answering
 
 TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
+NAT = 1.0
+"""A loss that is larger by this over all samples is no evidence: the likelihoods differ by a factor of e."""
 MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here."""
 MEASURES = ("odd", "new")
@@ -64,10 +66,14 @@ class Calibration:
 
     @classmethod
     def of(cls, loss: Tensor, held_back: Tensor) -> "Calibration":
-        """The temperature with the least loss; without any samples it stays at 1."""
+        """The highest temperature that the samples do not speak against; without any samples it stays at 1.
+
+        Where few samples were scored and all answers right, the least loss would be that of boundless sureness.
+        """
         if not held_back.sum():
             return cls()
-        return cls(float(TEMPERATURES[loss.argmin()]), held_back)
+        likely = loss <= loss.min() + NAT
+        return cls(float(TEMPERATURES[likely].max()), held_back)
 
     @classmethod
     def recall(cls, knowledge: Tensors, answering: Answering, chosen: str) -> "Calibration":

@@ -179,8 +179,8 @@ class FedProTIP(Method):
         told = statistics.answering(self.settings)
         both = {name: WayPlan(router=STATISTICS, expert=HEADS, hard=name != "fused") for name in BOTH}
         ways = told.ways | both
-        chosen, auto = self.options.router, self.options.router == "auto"
-        chosen = chosen if chosen in ways else STATISTICS
+        chosen = self.options.router if self.options.router in ways else STATISTICS
+        auto = self.options.router == "auto"
         return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen, tried=tuple(ways), auto=auto)
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
