@@ -13,12 +13,21 @@ from fedprotip.store.records import SEAL, seal_of
 
 SMALL = {
     "stream": {"tasks": 3, "task_size": 2},
-    "clients": {"count": 3},
+    "clients": {"count": 3, "held_back": 0.0},
     "model": {"width": 24, "depth": 2},
-    "train": {"rounds": 3, "epochs": 1, "batch": 32, "lr": 0.05},
-    "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy"},
+    "train": {"rounds": 3, "epochs": 1, "batch": 32, "lr": 0.05, "head_start": "random", "fall": "none"},
+    "method": {
+        "name": "fedprotip",
+        "threshold": 0.9,
+        "rank_rule": "energy",
+        "merge": "union",
+        "budget": "none",
+        "router": "fused",
+    },
     "run": {"threads": 1},
 }
+"""Every step of the paper, each plain to see: no exchange before the first round or after the last basis, Eq. 10, all
+ways of answering. What the defaults add is tested where it is made, and by runs with nothing but defaults."""
 TENSORS = ("model.safetensors", "subspaces.safetensors", "references.safetensors")
 NOT_EXACT = ("seconds", "peak_rss_mb", "peak_gpu_mb")
 

@@ -6,15 +6,17 @@ import torch
 
 import fedprotip
 from fedprotip.inference import assemble
-from fedprotip.inference.statistics import Sums, low_rank, pack, recall
+from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, recall
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import Settings, TrainSettings
+from tests.inference.samples import features_of
 from tests.sites import Ends
 from tests.small import quick, small, tensors
 
 D = 24
+PLAIN = small(statistics={"root": False, "directions": 1})
 
 
 @pytest.fixture
@@ -22,7 +24,8 @@ def at(tmp_path):
     """Clients at the end of a task, with a network as it was born."""
 
     def build(task=0, **sections):
-        settings = small(**sections)
+        sections["statistics"] = {"root": False, "directions": 1} | sections.get("statistics", {})
+        settings = small(**sections, model={"stages": []})
         ends = Ends(settings, tmp_path)
         site = ends.site(task=task)
         return settings, lambda client: ends.local(client, site)
@@ -36,8 +39,13 @@ def gather(local, **more):
         return statistics.gather(local, statistics.KIND, **more)
 
 
-def check(message, classes, d, rank=0):
-    statistics.check(message, statistics.KIND, classes, d, rank)
+def check(message, classes, d, rank=0, columns=2):
+    statistics.check(message, statistics.KIND, classes, FeatureMap(d, columns=columns), rank)
+
+
+def summed(messages):
+    d, columns = messages[0][1].tensors["sketches"].shape[1:]
+    return statistics.summed(messages, TrainSettings(), FeatureMap(d, columns=columns).omega)
 
 
 def nothing_known():
@@ -49,7 +57,8 @@ def plain(local, settings, mapped=lambda features: features):
     classes = local.holding.stream.tasks[local.task].classes
     samples = local.holding.stream.client_samples(local.task, local.client)
     labels = local.holding.stream.dataset.train_labels[torch.from_numpy(samples)].tolist()
-    counts, sums, moment = np.zeros(len(classes)), 0.0, 0.0
+    counts, sums, moment, sketches = np.zeros(len(classes)), 0.0, 0.0, 0.0
+    omega = statistics.feature_map(local.network, statistics.feature_options(settings)).omega.numpy()
     for index, label in zip(samples, labels, strict=True):
         if labels.count(label) < settings.statistics.minimum:
             continue
@@ -59,7 +68,9 @@ def plain(local, settings, mapped=lambda features: features):
         counts[classes.index(label)] += 1
         sums = sums + np.outer(np.eye(len(classes))[classes.index(label)], feature)
         moment = moment + np.outer(feature, feature)
-    return counts, sums, moment
+        own = np.eye(len(classes))[classes.index(label)][:, None, None]
+        sketches = sketches + own * np.outer(feature, feature @ omega)
+    return counts, sums, moment, sketches
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -68,11 +79,12 @@ def test_a_client_tells_the_sums_of_a_plain_loop(at, task, batch):
     settings, client = at(task, clients={"count": 4}, evaluate={"batch": batch}, stream={"task_size": 3})
     for number in range(4):
         message = gather(client(number))
-        counts, sums, moment = plain(client(number), settings)
+        counts, sums, moment, sketches = plain(client(number), settings)
         check(message, 3, D)
         assert message.tensors["counts"].tolist() == counts.tolist()
         assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-5, abs=1e-4)
         assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(D)], rel=1e-5, abs=1e-4)
+        assert message.tensors["sketches"].numpy() == pytest.approx(sketches, rel=1e-5, abs=1e-4)
 
 
 def test_a_class_below_the_minimum_is_left_out_of_everything(at):
@@ -116,23 +128,38 @@ def test_a_client_with_too_few_of_everything_sends_zeros(at):
 
 def test_mapped_features_are_summed_if_asked_for(at):
     settings, client = at(statistics={"features": 40})
-    change = statistics.feature_map(client(0).network, settings)
+    change = statistics.feature_map(client(0).network, statistics.feature_options(settings))
     message = gather(client(0))
     check(message, 2, 40)
-    _, sums, moment = plain(client(0), settings, change)
+    _, sums, moment, _ = plain(client(0), settings, change)
     assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-4, abs=1e-3)
     assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(40)], rel=1e-4, abs=1e-3)
-    check(gather(client(0), mapped=False), 2, D)
+    check(gather(client(0), mapped=False), 2, D, columns=0)
+
+
+def test_stages_are_looked_at_side_by_side_and_by_their_roots(tmp_path):
+    ends = Ends(small(statistics={"directions": 1}), tmp_path)
+    local = ends.local(0, ends.site(task=0))
+    message = gather(local)
+    images, _ = next(local.labelled(1000))
+    with torch.no_grad():
+        found = local.network.look(images)
+        hidden = local.network.backbone[:3](images)
+    assert torch.equal(found.stacked, torch.cat([hidden, found.final], 1))
+    assert message.tensors["sums"].sum(0).tolist() == pytest.approx(found.stacked.sqrt().sum(0).tolist(), rel=1e-4)
+    check(message, 2, 2 * D)
 
 
 # What arrives
 
 
-def good(seed=0, classes=2, d=3, n=20):
+def good(seed=0, classes=2, d=3, n=20, columns=2):
     rng = np.random.default_rng(seed)
-    sums = Sums.zeros(classes, d)
-    sums.add(torch.tensor(rng.standard_normal((n, d))), torch.tensor(rng.integers(0, classes, n)))
+    sums = Sums.zeros(classes, d, columns)
+    omega = FeatureMap(d, columns=columns).omega
+    sums.add(torch.tensor(rng.standard_normal((n, d))), torch.tensor(rng.integers(0, classes, n)), omega)
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    tensors["sketches"] = sums.sketches.float()
     return Message(statistics.KIND, tensors, {"withheld": 0})
 
 
@@ -164,6 +191,10 @@ def at_place(place, value):
         (damaged("moment", at_place(0, -1.0)), "second moment is none"),
         (damaged("moment", at_place(3, -1.0)), "second moment is none"),
         (damaged("moment", at_place(5, -1.0)), "second moment is none"),
+        (damaged("sketches", lambda t: t[:, :, :1]), "has shape"),
+        (damaged("sketches", lambda t: -t), "sketch of a class is none"),
+        (damaged("sketches", lambda t: 2 * t), "do not add up"),
+        (damaged("sketches", at_place(0, 50.0)), "sketch of a class is none"),
         (Message("basis", good().tensors, {"withheld": 0}), "was expected"),
         (Message(statistics.KIND, good().tensors, {}), "withheld"),
         (Message(statistics.KIND, good().tensors, {"withheld": torch.nan}), "withheld"),
@@ -177,7 +208,9 @@ def test_damaged_statistics_are_refused(message, words):
 
 def test_good_statistics_pass_and_so_do_negative_products_off_the_diagonal():
     check(good(), 2, 3)
-    check(damaged("moment", at_place(1, -1e-3)), 2, 3)
+    message = good(columns=0)
+    message.tensors["moment"][1] = -1e-3
+    check(message, 2, 3, columns=0)
 
 
 @pytest.mark.parametrize("classes", ["x" * 10**6, 2.5, -1, 3, 10**400, True, None, [1]])
@@ -217,13 +250,13 @@ def test_sums_that_no_samples_could_have_are_refused_or_do_no_harm(change):
     except BadMessage:
         return
     knowledge = nothing_known()
-    statistics.remember(knowledge, statistics.summed([(0, good(1)), (1, message)], TrainSettings()))
-    inference = assemble(statistics.answering(small()), Network3(), knowledge, [(0, 1)])
-    assert inference.experts["statistics"](torch.eye(3)).isfinite().all()
+    statistics.remember(knowledge, summed([(0, good(1)), (1, message)]))
+    inference = assemble(statistics.answering(PLAIN), Network3(), knowledge, [(0, 1)])
+    assert inference.experts["statistics"](features_of(torch.eye(3))).isfinite().all()
 
 
 class Network3:
-    features = 3
+    features = stacked = first = 3
 
 
 # What is kept
@@ -232,19 +265,19 @@ class Network3:
 def test_messages_digested_in_any_order_give_the_same_knowledge():
     messages = [(client, good(client, classes=3, d=5)) for client in range(9)]
     one, other = nothing_known(), nothing_known()
-    statistics.remember(one, statistics.summed(messages, TrainSettings()))
-    statistics.remember(other, statistics.summed(messages[::-1], TrainSettings()))
-    assert one.keys() == other.keys() == {statistics.COUNTS, statistics.SUMS, statistics.MOMENT}
+    statistics.remember(one, summed(messages))
+    statistics.remember(other, summed(messages[::-1]))
+    assert one.keys() == other.keys() == {statistics.COUNTS, statistics.SUMS, statistics.MOMENT, statistics.SKETCHES}
     for name in one:
-        assert one[name].dtype == torch.float64
-        torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-12)
+        assert one[name].dtype == (torch.float32 if name == statistics.SKETCHES else torch.float64)
+        torch.testing.assert_close(one[name].double(), other[name].double(), rtol=1e-6, atol=1e-6)
     assert one[statistics.COUNTS].sum() == 9 * 20
 
 
 def test_tasks_add_rows_and_share_one_moment():
     first, second, knowledge = good(0), good(1, classes=4), nothing_known()
     for message in (first, second):
-        statistics.remember(knowledge, statistics.summed([(0, message)], TrainSettings()))
+        statistics.remember(knowledge, summed([(0, message)]))
     found = recall(knowledge)
     assert found.counts.tolist() == [*first.tensors["counts"].tolist(), *second.tensors["counts"].tolist()]
     assert found.sums.shape == (6, 3)
@@ -257,9 +290,9 @@ def with_overlap(scenario):
     """Labels 0 1 | 1 2, as two tasks and as their experts."""
     knowledge = nothing_known()
     for seed in (0, 1):
-        statistics.remember(knowledge, statistics.summed([(0, good(seed))], TrainSettings()))
+        statistics.remember(knowledge, summed([(0, good(seed, columns=0))]))
     stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
-    inference = assemble(statistics.answering(small(stream=stream)), Network3(), knowledge, [(0, 1), (1, 2)])
+    inference = assemble(statistics.answering(small(stream=stream, statistics={"root": False, "directions": 0})), Network3(), knowledge, [(0, 1), (1, 2)])
     assert inference.experts.keys() == inference.ways.keys()
     return recall(knowledge), inference.experts
 
@@ -271,12 +304,12 @@ def test_a_class_seen_again_adds_up():
 
 
 def adds_up(sums, expert):
-    scores = expert(torch.randn(5, 3))
+    scores = expert(features_of(torch.randn(5, 3)))
     assert scores.shape == (5, 4)
     assert torch.equal(scores[:, 1], scores[:, 2])  # one Gaussian, an answer of two tasks
     assert not torch.equal(scores[:, 0], scores[:, 1])
     mean = (sums.sums[1] + sums.sums[2]) / (sums.counts[1] + sums.counts[2])
-    nearest = expert(torch.stack([mean, sums.means()[0], sums.means()[3]]).float())
+    nearest = expert(features_of(torch.stack([mean, sums.means()[0], sums.means()[3]]).float()))
     assert nearest[0, 1].item() == pytest.approx(0.0, abs=1e-4)
     assert nearest.argmax(1).tolist() == [1, 0, 3]
 
@@ -285,7 +318,7 @@ def test_with_domains_every_one_keeps_its_own_and_all_together_have_one_more():
     sums, experts = with_overlap("domain")
     assert set(experts) == {"statistics", "shared"}
     adds_up(sums, experts["shared"])
-    scores = experts["statistics"](sums.means().float())
+    scores = experts["statistics"](features_of(sums.means().float()))
     assert scores.diagonal().tolist() == pytest.approx([0.0] * 4, abs=1e-4)
     assert not torch.equal(scores[:, 1], scores[:, 2])
 
@@ -297,17 +330,19 @@ def low(seed=0, classes=2, d=9, rank=3, n=40):
     """Statistics of low rank as they are sent, and the sums they stand for."""
     rng = np.random.default_rng(seed)
     mixed = rng.standard_normal((d, d)) * np.geomspace(1, 0.01, d)
-    sums = Sums.zeros(classes, d)
-    sums.add(torch.tensor(rng.standard_normal((n, d)) @ mixed.T + 3), torch.tensor(rng.integers(0, classes, n)))
+    sums = Sums.zeros(classes, d, 2)
+    omega, labels = FeatureMap(d, columns=2).omega, torch.tensor(rng.integers(0, classes, n))
+    sums.add(torch.tensor(rng.standard_normal((n, d)) @ mixed.T + 3), labels, omega)
     factor, rest = low_rank(sums.scatter(), rank)
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "factor": factor.float(), "rest": rest.float()}
+    tensors["sketches"] = sums.sketches.float()
     return Message(statistics.KIND, tensors, {"withheld": 0}), sums
 
 
 def test_statistics_of_low_rank_keep_means_and_variances_and_never_lose_definiteness():
     message, sums = low()
     check(message, 2, 9, rank=3)
-    found = statistics.summed([(0, message), (1, low(seed=1)[0])], TrainSettings())
+    found = summed([(0, message), (1, low(seed=1)[0])])
     whole = sums + low(seed=1)[1]
     assert torch.allclose(found.means(), whole.means(), rtol=1e-5)
     assert torch.allclose(found.scatter().diagonal(), whole.scatter().diagonal(), rtol=1e-4)
@@ -343,9 +378,10 @@ def test_the_other_form_is_refused():
 @pytest.mark.parametrize("method", ["fedprotip", "lda", "ridge"])
 def test_a_run_with_statistics_of_low_rank_sends_less_and_answers_nearly_as_well(tmp_path, method, monkeypatch):
     quick(monkeypatch)
-    sections = {"model": {"width": 64}, "train": {"rounds": 2, "head_start": "closed"}, "method": {"name": method}}
+    sections = {"model": {"width": 64, "stages": []}, "train": {"rounds": 2, "head_start": "closed"}, "method": {"name": method}}
     whole, cut = (
-        fedprotip.run(small(statistics={"rank": rank}, **sections), out=tmp_path / str(rank)) for rank in (0, 12)
+        fedprotip.run(small(statistics={"rank": rank, "directions": 0}, **sections), out=tmp_path / str(rank))
+        for rank in (0, 12)
     )
     assert cut["failures"]["count"] == 0
     assert cut["bytes"]["up"]["statistics"] < 0.6 * whole["bytes"]["up"]["statistics"]

@@ -157,16 +157,17 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
     if sums[counts == 0].any() or message.tensors["sketches"][counts == 0].any():
         raise BadMessage("a class without samples has a sum")
-    _check_sketches(message, change)
     if rank:
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")
+        _check_sketches(message, change)
         return
     moment = unpack(message.tensors["moment"].double(), d)
     scatter = moment - sums.T @ (sums / counts.clamp_min(1)[:, None])
     scatter.diagonal().add_(max(ROUNDED * moment.trace().item(), torch.finfo(torch.float32).tiny))
     if torch.linalg.cholesky_ex(scatter)[1]:
         raise BadMessage("its second moment is none, or does not fit its sums and counts")
+    _check_sketches(message, change)
 
 
 def _check_sketches(message: Message, change: FeatureMap) -> None:
