@@ -26,7 +26,7 @@ from fedprotip.report.files import save
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
-from fedprotip.report.text import SCENARIOS, method_name, plural, reading
+from fedprotip.report.text import SCENARIOS, method_name, notices, plural, reading
 from fedprotip.store.folder import RunFolder, is_run
 
 
@@ -48,11 +48,7 @@ def write_report(folder: Path) -> Path:
             f"seed {summary.seed}",
         ],
         finished=run.finished,
-        accepted=[
-            f"The data changed before round {one.round + 1} of task {one.task + 1}, and the run went on with it: "
-            f"{'; '.join(one.changes)}."
-            for one in (run.manifest.data.accepted if run.manifest.data else [])
-        ],
+        notices=notices(run),
         headline=headline_rows(run),
         sections=_embedded(run_sections(run), folder),
         settings=run.settings_text,

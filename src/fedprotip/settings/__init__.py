@@ -4,7 +4,8 @@ fedprotip settings                     # every key with its documentation and de
 fedprotip run my.toml --set train.rounds=5
 """
 
-from fedprotip.settings.loading import documentation, load, to_toml
+from fedprotip.settings.loading import documentation, load, relocated, to_toml
+from fedprotip.settings.places import placed, seen_from
 from fedprotip.settings.schema import (
     KNOWN,
     TASKS,
@@ -35,5 +36,8 @@ __all__ = [
     "documentation",
     "load",
     "parse_ids",
+    "placed",
+    "relocated",
+    "seen_from",
     "to_toml",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import UsageError, looked_for, shortened
 from fedprotip.store.memory import machine_bytes
 from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
 
@@ -37,7 +37,7 @@ def read_source(source: str) -> Table:
     if not source.strip():
         raise UsageError("data.name = 'own' needs data.source: a folder, a .csv, a .parquet or an .npz file.")
     if not path.exists():
-        raise UsageError(f"data.source = {source!r} does not exist.")
+        raise UsageError(f"data.source = {source!r} does not exist{looked_for(source)}.")
     if path.is_dir():
         return read_folder(path)
     readers = {".csv": read_csv, ".parquet": read_parquet, ".npz": read_npz}

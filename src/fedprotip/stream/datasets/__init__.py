@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import UsageError, looked_for, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
+from fedprotip.stream.kept import NOTHING, Kept, grown
 from fedprotip.stream.splits import at_most
 from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation
 
@@ -96,7 +97,7 @@ def data_root(settings: DataSettings) -> Path:
         )
     if not Path(root).is_dir():
         where = "data.root" if settings.root else "FEDPROTIP_DATA"
-        raise UsageError(f"{where} = {root!r} is not a folder.")
+        raise UsageError(f"{where} = {root!r} is not a folder{looked_for(root)}.")
     return Path(root)
 
 
@@ -116,18 +117,39 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
     )
 
 
-def index_dataset(settings: DataSettings) -> Dataset:
-    """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded."""
+def index_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+    """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded.
+
+    Args:
+        kept: of a run that goes on; its classes keep their labels, whatever else the data has now.
+    """
     try:
-        return _limited(_loaders[settings.name](settings), settings)
+        found = _loaders[settings.name](settings)
     except OSError as error:
         where = shortened(str(error.filename or settings.source or settings.root))
         raise UsageError(f"{where} cannot be read: {error.strerror or error}.") from None
+    return _limited(numbered_as(found, kept), settings)
 
 
-def load_dataset(settings: DataSettings) -> Dataset:
-    """The dataset as a run uses it: small images in memory, at the size of `data.size`."""
-    dataset = replace(index_dataset(settings), size=settings.size)
+def numbered_as(dataset: Dataset, kept: Kept) -> Dataset:
+    """The dataset with the labels and domains of a run; names that are new come after them."""
+    changes: dict[str, Any] = {}
+    for key, column, known in (("classes", "labels", kept.classes), ("domains", "domains", kept.domains)):
+        before = getattr(dataset, key)
+        names = grown(known, before)
+        if names != list(before):
+            place = {name: number for number, name in enumerate(names)}
+            places = torch.tensor([place[name] for name in before], dtype=torch.int64)
+            changes[key] = type(before)(names)
+            for part in (f"train_{column}", f"test_{column}"):
+                numbers = getattr(dataset, part)
+                changes[part] = places[numbers] if numbers is not None else None
+    return replace(dataset, **changes)
+
+
+def load_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+    """The dataset as a run uses it: small images in memory, at the size of `data.size`; `kept`: as above."""
+    dataset = replace(index_dataset(settings, kept), size=settings.size)
     train, test = dataset.train_images, dataset.test_images
     if not isinstance(train, FileImages) or train.size > SMALL:
         return dataset
