@@ -16,8 +16,8 @@ PLACES = {"data": ("root", "source"), "model": ("weights",)}
 
 
 def joined(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings out of a file in this folder, for whoever stands in the working directory."""
-    return _replaced(raw, lambda path: os.path.join(folder, path))
+    """Settings out of a file in this folder, for whoever stands in the working directory; relative paths stay so."""
+    return _replaced(raw, lambda path: os.path.relpath(os.path.join(os.path.realpath(folder), path)))
 
 
 def placed(settings: Settings, folder: Path) -> Settings:

@@ -21,6 +21,7 @@ from fedprotip.stream.stream import Stream
 NAMED = 3
 """Classes of a part, and files of a class, that are named; the others are counted."""
 WORDS = {"train": "training samples", "test": "test samples"}
+REORDERED = {part: f"{words} are in another order or in other tasks" for part, words in WORDS.items()}
 Key = tuple[str, int, int]
 """What a sample is: its class, the hash of its content, its client."""
 
@@ -101,10 +102,11 @@ def changes(record: dict[str, Any], table: Table | None, now: Fingerprint, at: S
             found += _described(part, table, now, coming, tasks)
     measured = [task for task in differ["test"] if task in learned and all(one["test"] for one in pairs[task][1])]
     past = _described("test", table, now, measured, tasks) if measured else []
-    if past:
+    if past and past != [REORDERED["test"]]:  # in whichever order, the same samples are right
         listed = _listed([str(task + 1) for task in measured])
         past.append(f"accuracies on task {listed} from before and from now on cannot be compared")
-    return Changes(found, past, never[0] if never else "")
+        return Changes(found, past, never[0] if never else "")
+    return Changes(found, never=never[0] if never else "")
 
 
 def _remembered(record: dict[str, Any], now: Fingerprint, at: Standing) -> dict[str, Any]:
@@ -119,8 +121,7 @@ def _described(part: str, table: Table | None, now: Fingerprint, differ: list[in
     """What changed in a part of these tasks: by class, or where that is not known by task."""
     if table is None:
         return [f"{WORDS[part]} of task {', '.join(str(task + 1) for task in differ)}"]
-    lines = _sample_changes(part, table, now, differ, tasks)
-    return lines or [f"{WORDS[part]} are in another order or in other tasks"]
+    return _sample_changes(part, table, now, differ, tasks) or [REORDERED[part]]
 
 
 def _sample_changes(part: str, table: Table, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
