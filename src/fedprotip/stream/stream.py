@@ -218,21 +218,16 @@ def _within_classes(task: Task, dataset: Dataset, learned: bool) -> Task:
 
     What is left of a learned task serves as a test.
     """
-    own = {
-        part: samples[np.isin(labels.numpy()[samples], task.classes)]
-        for part, samples, labels in (
-            ("train", task.train, dataset.train_labels),
-            ("test", task.test, dataset.test_labels),
-        )
-    }
-    if not learned and len(own["train"]) < len(task.train):
-        labels = dataset.train_labels.numpy()[task.train]
-        name = dataset.classes[labels[~np.isin(labels, task.classes)].min()]
+    labels = dataset.train_labels.numpy()[task.train]
+    known = np.isin(labels, task.classes)
+    if not learned and not known.all():
+        name = dataset.classes[labels[~known].min()]
         raise UsageError(
             f"Task {task.index} ({task.name}) has no class {name!r} in this run, and the data has samples of it there; "
             "take them out, or start another run."
         )
-    return replace(task, **own)
+    tested = np.isin(dataset.test_labels.numpy()[task.test], task.classes)
+    return replace(task, train=task.train[known], test=task.test[tested])
 
 
 def _refuse_empty_classes(dataset: Dataset, tasks: list[Task]) -> None:
