@@ -77,13 +77,17 @@ class Table:
 
     @classmethod
     def of(cls, tensors: Tensors) -> "Table":
-        parts = {}
+        parts, classes = {}, _unpacked(tensors["classes"])
         for part in PARTS:
             names, marks = _unpacked(tensors[f"{part}/names"]), tensors[f"{part}/marks"].tolist()
             files = [(name, size, time) for name, (size, time) in zip(names, marks, strict=True)]
             hashes, labels, clients, tasks = (tensors[f"{part}/{key}"].numpy() for key in COLUMNS)
+            if {column.shape for column in (hashes, labels, clients, tasks)} != {(len(hashes),)}:
+                raise ValueError(f"the columns of {part} do not belong together")
+            if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+                raise ValueError(f"a sample of {part} has no class")
             parts[part] = Samples(hashes, labels, clients, tasks, files)
-        return cls(_unpacked(tensors["classes"]), parts)
+        return cls(classes, parts)
 
 
 @dataclass(frozen=True)
