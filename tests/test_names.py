@@ -12,7 +12,7 @@ import fedprotip
 from fedprotip.cli import app as cli
 from fedprotip.settings import to_toml
 from fedprotip.stream.images import open_rgb
-from tests.small import quick, results, small
+from tests.small import forged, quick, results, small, tensors
 from tests.stream.trees import class_folders
 from tests.test_resume import stop_after
 
@@ -201,6 +201,22 @@ def test_domains_and_tasks_of_columns_are_names_too(here):
     assert [value is None for value in found["matrix"]["aware"][-1]] == [True, False, False]
 
 
+def test_clients_are_names_too(here):
+    def rows(names, sites):
+        return [f"photos/{name}/{k:03d}.png,{name},{sites[k % len(sites)]}" for name in names for k in range(10)]
+
+    old = rows("bcde", ["Oslo", "Rome"])
+    (here / "t.csv").write_text("path,label,client\n" + "\n".join(old) + "\n")
+    own = {"name": "own", "source": "t.csv"}
+    fedprotip.run(small(*TINY, stream={"source": "columns"}, data=own), out=here / "r")
+    class_folders(here / "photos", "ax", size=(8, 8))
+    (here / "t.csv").write_text("path,label,client\n" + "\n".join(old + rows("ax", ["Bern", "Rome"])) + "\n")
+    fedprotip.extend(here / "r", clients="0-2")
+    assert fedprotip.api.RunFolder.open(here / "r").manifest().data.clients == ["Oslo", "Rome", "Bern"]
+    kept = tensors(here / "r", "references")
+    assert (kept["counts"][:, 2] > 0).tolist() == [False, True, True]  # Oslo has no samples of the new task
+
+
 def test_with_worker_processes_too(here, monkeypatch):
     data = {"name": "own", "source": "photos"}
     for name in ("local", "pool"):
@@ -210,6 +226,23 @@ def test_with_worker_processes_too(here, monkeypatch):
     class_folders(here / "photos", ["a", "x"], size=(8, 8))
     found = {name: fedprotip.extend(here / name) and results(here / name) for name in ("local", "pool")}
     assert found["local"] == found["pool"]
+
+
+def test_a_folder_from_before_names_were_kept_goes_on_with_its_own_classes_alone(here):
+    fedprotip.run(settings_file(here / "s.toml", "stream.tasks=1"), out=here / "r")
+    with forged(here / "r") as manifest:
+        for key in ("classes", "domains", "clients"):
+            del manifest["data"][key]
+        for task in manifest["data"]["tasks"]:
+            del task["name"], task["labels"]
+    class_folders(here / "photos", "a", size=(8, 8))
+    with pytest.raises(fedprotip.UsageError, match="did not keep the names of classes"):
+        fedprotip.extend(here / "r")
+    shutil.rmtree(here / "photos" / "a")
+    fedprotip.extend(here / "r")
+    class_folders(here / "photos", "ax", size=(8, 8))
+    fedprotip.extend(here / "r")
+    assert plan(here / "r") == [["b", "c"], ["d", "e"], ["a", "x"]]
 
 
 # Where things are

@@ -109,6 +109,7 @@ class DataRecord(Part):
     shape: list[int]
     classes: list[str] = []  # the place of a name is its label; folders from before have none here
     domains: list[str] = []
+    clients: list[str] = []
     tasks: list[TaskData]
     accepted: list[Accepted] = []
 

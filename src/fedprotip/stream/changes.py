@@ -15,7 +15,7 @@ import numpy as np
 from fedprotip.errors import UsageError
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
-from fedprotip.stream.fingerprint import PARTS, Fingerprint, Note, Samples, Table, take
+from fedprotip.stream.fingerprint import PARTS, Fingerprint, Note, Samples, Table, names_in, take
 from fedprotip.stream.stream import Stream
 
 NAMED = 3
@@ -62,6 +62,11 @@ def check_data(
     """
     record, tensors = folder.read_data()
     table = Table.recall(tensors)
+    if at.begun and record and not record["classes"] and names_in(tensors) not in ([], list(stream.dataset.classes)):
+        raise UsageError(
+            f"{folder.path} is of a version that did not keep the names of classes, and the data has other classes "
+            "now; put it back as it was, and resume or extend the run once: from then on classes go by their names."
+        )
     now = take(stream, table, note)
     found = changes(record, table, now, at) if record else Changes()
     told = f"The data of {folder.path} is not what it was: {'; '.join(found.ahead)}"

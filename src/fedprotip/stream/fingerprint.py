@@ -90,6 +90,11 @@ class Table:
         return cls(classes, parts)
 
 
+def names_in(tensors: Tensors) -> list[str]:
+    """The classes of a table, of whichever version; none where it does not say them."""
+    return _unpacked(tensors["classes"]) if "classes" in tensors else []
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """The data of a run as it is now."""
@@ -97,6 +102,7 @@ class Fingerprint:
     shape: tuple[int, int, int]
     table: Table
     domains: list[str]
+    clients: list[str]
     tasks: list[TaskPlan]
     rows: dict[str, list[np.ndarray]]  # part → task → its samples in the table, in the order of the stream
 
@@ -106,18 +112,23 @@ class Fingerprint:
         Order counts within a task, because it decides who gets which sample; it does not between tasks. A part without
         samples has no hash.
         """
-        names = np.frombuffer(b"".join(_hash(name.encode(), 8) for name in self.table.classes), "<i8")
+        numbers = np.frombuffer(b"".join(_hash(name.encode(), 8) for name in self.table.classes), "<i8")
         tasks = []
         for place, task in enumerate(self.tasks):
             hashes = {}
             for part in PARTS:
                 samples = self.table.parts[part][self.rows[part][place]]
-                columns = samples.hashes, names[samples.labels], samples.clients
+                columns = samples.hashes, numbers[samples.labels], samples.clients
                 joined = b"".join(column.astype("<i8").tobytes() for column in columns)
                 hashes[part] = _hash(joined).hex() if joined else ""
             tasks.append({"name": task.name, "labels": list(task.classes), **hashes})
-        settled = {"shape": list(self.shape), "classes": self.table.classes, "domains": self.domains, "tasks": tasks}
-        return {"hash": _hash(repr((self.shape, tasks)).encode()).hex(), **settled}
+        names = {"classes": self.table.classes, "domains": self.domains, "clients": self.clients}
+        return {
+            "hash": _hash(repr((self.shape, tasks)).encode()).hex(),
+            "shape": list(self.shape),
+            **names,
+            "tasks": tasks,
+        }
 
     def of_tasks(self, part: str, wanted: list[int], tasks: int) -> Samples:
         """The samples whose last use in the first so many tasks is in one of the wanted."""
@@ -158,7 +169,8 @@ def take(stream: Stream, known: Table | None = None, note: Note = lambda text: N
         owners = stream.owners[used] if part == "train" and stream.owners is not None else np.full(len(used), -1)
         parts[part] = Samples(hashes, labels, owners.astype(np.int32), last_use(rows[part], len(used)), marks)
     tasks = [TaskPlan(name=task.name, classes=task.classes) for task in stream.tasks]
-    return Fingerprint(dataset.image_shape, Table(list(dataset.classes), parts), list(dataset.domains), tasks, rows)
+    table, named = Table(list(dataset.classes), parts), (list(dataset.domains), list(dataset.clients))
+    return Fingerprint(dataset.image_shape, table, *named, tasks, rows)
 
 
 def _of_pixels(images: Tensor, used: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""What a run has settled, whatever becomes of its data: names of classes and domains, its tasks, how large images are.
+"""What a run has settled, whatever becomes of its data: names of what its data has, its tasks, the size of images.
 
-A class is its name. Its label is its place in the run's list of names, which only grows: folders or rows that are
-added, removed or sorted anew change no label of a run. The manifest holds this from the first moment of a run.
+A class is its name, and so are a domain and a client that has one. Its number is its place in the run's list of names,
+which only grows: folders or rows that are added, removed or sorted anew change no number of a run. The manifest holds
+this from the first moment of a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 from fedprotip.settings import DataSettings
 from fedprotip.stream.plan import Shape, TaskPlan
 
+NAMED = ("classes", "domains", "clients")
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -18,6 +21,7 @@ class Kept:
 
     classes: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
     tasks: tuple[TaskPlan, ...] = ()
     shape: Shape | None = None
     learned: int = 0  # the first so many tasks, whose data may be gone
@@ -29,13 +33,13 @@ class Kept:
             return cls(learned=learned)
         tasks = tuple(TaskPlan(name=task["name"], classes=tuple(task["labels"])) for task in record["tasks"])
         channels, height, width = record["shape"]
-        return cls(tuple(record["classes"]), tuple(record["domains"]), tasks, (channels, height, width), learned)
+        names = (tuple(record[key]) for key in NAMED)
+        return cls(*names, tasks, (channels, height, width), learned)
 
     def plain(self) -> dict[str, Any]:
         """What `of` reads, for a worker process."""
         tasks = [{"name": task.name, "labels": list(task.classes)} for task in self.tasks]
-        named = {"classes": list(self.classes), "domains": list(self.domains), "tasks": tasks}
-        return named | {"shape": list(self.shape or ())}
+        return {key: list(getattr(self, key)) for key in NAMED} | {"tasks": tasks, "shape": list(self.shape or ())}
 
     def sized(self, settings: DataSettings) -> DataSettings:
         """Data of a run that goes on has the size that its model knows, whichever image comes first now."""

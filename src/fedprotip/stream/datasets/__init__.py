@@ -45,6 +45,7 @@ class Dataset:
     train_files: Sequence[str] = ()  # of images that were decoded into memory; those in files know their own
     test_files: Sequence[str] = ()
     size: int = 0  # side that batches are brought to; 0: that of the images
+    clients: tuple[str, ...] = ()  # names, when the data calls clients by names instead of numbers
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -132,18 +133,18 @@ def index_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
 
 
 def numbered_as(dataset: Dataset, kept: Kept) -> Dataset:
-    """The dataset with the labels and domains of a run; names that are new come after them."""
+    """The dataset with the numbers that a run has given its classes, domains and clients; new names come after them."""
     changes: dict[str, Any] = {}
-    for key, column, known in (("classes", "labels", kept.classes), ("domains", "domains", kept.domains)):
-        before = getattr(dataset, key)
+    for key, column in (("classes", "labels"), ("domains", "domains"), ("clients", "clients")):
+        before, known = getattr(dataset, key), getattr(kept, key)
         names = grown(known, before)
         if names != list(before):
             place = {name: number for number, name in enumerate(names)}
             places = torch.tensor([place[name] for name in before], dtype=torch.int64)
             changes[key] = type(before)(names)
             for part in (f"train_{column}", f"test_{column}"):
-                numbers = getattr(dataset, part)
-                changes[part] = places[numbers] if numbers is not None else None
+                numbers = getattr(dataset, part, None)
+                changes |= {part: places[numbers]} if numbers is not None else {}
     return replace(dataset, **changes)
 
 

@@ -22,7 +22,7 @@ def own(settings: DataSettings) -> Dataset:
     is_test = _is_test(table)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     _refuse_leaks(table, is_test, settings.source)
-    clients = client_ids(table.columns["client"]) if "client" in table.columns else None
+    sites, clients = client_ids(table.columns["client"]) if "client" in table.columns else ([], None)
     channels, side = images.shape[1], min(images.shape[2:])
     return Dataset(
         "own",
@@ -38,14 +38,18 @@ def own(settings: DataSettings) -> Dataset:
         task_of[test] if tasks else None,
         clients[train] if clients is not None else None,
         LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
+        clients=tuple(sites),
     )
 
 
-def client_ids(names: list[str]) -> Tensor:
-    """Client ids (n,): numbers as they stand, names (and numbers too long to count to) in their natural order."""
+def client_ids(names: list[str]) -> tuple[list[str], Tensor]:
+    """Names of clients and their ids (n,): names (and numbers too long to count to) in their natural order.
+
+    Numbers stay as they are, and are no names.
+    """
     if all(name.isdecimal() and len(name) < 10 for name in names):
-        return torch.tensor([int(name) for name in names])
-    return _numbered(names)[1]
+        return [], torch.tensor([int(name) for name in names])
+    return _numbered(names)
 
 
 def _images(table: Table, settings: DataSettings) -> Images:
