@@ -153,3 +153,12 @@ def test_the_user_is_told_when_much_must_be_read(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.png cannot be read: No such file"):
         fingerprint._content(str(tmp_path / "gone.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("train/hashes", torch.tensor(3)), ("test/tasks", torch.zeros(2)), ("train/labels", None)]
+)
+def test_a_forged_table_is_none(name, wrong):
+    tensors = made(made_dataset()).table.tensors()
+    tensors[name] = tensors[name] + 10 if wrong is None else wrong
+    assert Table.recall(tensors) is None
