@@ -12,6 +12,7 @@ import tomllib
 
 import pytest
 
+import fedprotip
 from fedprotip import settings as settings_file
 from fedprotip.cli import app as cli
 from fedprotip.cli import display
@@ -19,6 +20,7 @@ from fedprotip.settings import load, to_toml
 from fedprotip.store.events import Note, Started, Step
 from tests.small import quick, small
 from tests.stream.trees import class_folders, picture
+from tests.test_resume import stop_after
 
 
 @pytest.fixture
@@ -250,17 +252,19 @@ def test_python_dash_m_and_version():
         assert "fedprotip" in done.stdout
 
 
-def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, settings):
+def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, monkeypatch):
     class_folders(tmp_path / "photos", "bcde", size=(8, 8))
-    options = ["data.name=own", f"data.source={tmp_path / 'photos'}", "stream.tasks=1", "train.rounds=1"]
-    sets = [word for option in options for word in ("--set", option)]
-    assert call("run", settings, *sets, "--out", tmp_path / "r")[0] == 0
-    picture(tmp_path / "photos" / "b" / "000.png", size=(8, 8), seed=9)
-    code, _, err = call("extend", tmp_path / "r")
+    data = {"name": "own", "source": str(tmp_path / "photos")}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(small("train.rounds=1", "stream.tasks=2", data=data), out=tmp_path / "r")
+    picture(tmp_path / "photos" / "e" / "000.png", size=(8, 8), seed=9)
+    code, _, err = call("resume", tmp_path / "r")
     assert (code, err.count("\n")) == (2, 1)
-    assert "training samples of 'b': 1 changed (b/000.png); put it back, or go on with it by --accept-data." in err
-    assert call("extend", tmp_path / "r", "--accept-data")[0] == 0
+    assert "training samples of 'e': 1 changed (e/000.png); put it back, or go on with it by --accept-data." in err
     assert call("resume", tmp_path / "r", "--accept-data")[0] == 0
+    assert call("extend", tmp_path / "r", "--accept-data")[0] == 2
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])

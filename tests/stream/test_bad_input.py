@@ -120,7 +120,7 @@ BAD = {
     "label 100": (label_100, ["train.bin: a label is not a whole number from 0 to 99"]),
     "digit 10": (digit_ten, ["usps.npz: a label of y_test is out of range, 0 to 9"]),
     "empty folder": (empty_folder, ["Class 'eel' is empty"]),
-    "class without training": (class_only_tested, ["Class 'eel'", "no training samples"]),
+    "class without training": (class_only_tested, ["(eel)", "no training samples"]),
     "empty rendition": (empty_rendition, ["Class n00000042 of ImageNet-R is empty"]),
     "few samples": (few_samples, ["3 training samples for 4 clients", "clients.count = 3"]),
     "damaged small picture": (lambda here: damaged_picture(here, (20, 16)), ["dog/004.png cannot be read"]),

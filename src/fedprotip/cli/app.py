@@ -49,6 +49,10 @@ Overrides = Annotated[
 Preset = Annotated[
     str, typer.Option(metavar="NAME", help="Start from settings that come with the package: paper.", show_default=False)
 ]
+Moved = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Where the data is now: data.source=… or data.root=…"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 AcceptData = Annotated[
     bool,
@@ -79,10 +83,13 @@ def run(
 
 
 @app.command()
-def resume(folder: Run, accept_data: AcceptData = False, as_json: Json = False) -> None:
-    """Continue an interrupted run. It ends with exactly the result it would have had."""
+def resume(folder: Run, moved: Moved = None, accept_data: AcceptData = False, as_json: Json = False) -> None:
+    """Continue an interrupted run. It ends with exactly the result it would have had.
+
+    Example: [bold]fedprotip resume runs/mine --set data.source=elsewhere/photos[/bold]
+    """
     with display.ProgressDisplay(err) as progress:
-        summary = api.resume(folder, [progress], accept_data)
+        summary = api.resume(folder, [progress], accept_data, moved or [])
     _show_run(folder, summary, as_json)
 
 
@@ -93,6 +100,7 @@ def extend(
     clients: Annotated[
         str | None, typer.Option(help="Clients that take part from now on, such as 0-2,7; default: the same.")
     ] = None,
+    moved: Moved = None,
     accept_data: AcceptData = False,
     as_json: Json = False,
 ) -> None:
@@ -101,7 +109,7 @@ def extend(
     Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
     """
     with display.ProgressDisplay(err) as progress:
-        summary = api.extend(folder, tasks, clients, [progress], accept_data)
+        summary = api.extend(folder, tasks, clients, [progress], accept_data, moved or [])
     _show_run(folder, summary, as_json)
 
 

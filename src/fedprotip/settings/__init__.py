@@ -4,7 +4,8 @@ fedprotip settings                     # every key with its documentation and de
 fedprotip run my.toml --set train.rounds=5
 """
 
-from fedprotip.settings.loading import documentation, layered, load, preset_settings, to_toml
+from fedprotip.settings.loading import documentation, layered, load, preset_settings, relocated, to_toml
+from fedprotip.settings.places import placed, seen_from
 from fedprotip.settings.schema import (
     KNOWN,
     TASKS,
@@ -38,6 +39,9 @@ __all__ = [
     "layered",
     "load",
     "parse_ids",
+    "placed",
     "preset_settings",
+    "relocated",
+    "seen_from",
     "to_toml",
 ]

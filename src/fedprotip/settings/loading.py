@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedprotip.errors import UsageError, nearest, shortened
-from fedprotip.settings import tomltext
+from fedprotip.settings import places, tomltext
 from fedprotip.settings.refusals import sentence
 from fedprotip.settings.schema import HUGE, KNOWN, MANY, Section, Settings, method_class
 
@@ -36,7 +36,7 @@ def load(
     elif isinstance(source, Mapping):
         raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
     else:
-        raw = tomltext.read(Path(source)) if source is not None else {}
+        raw = places.joined(tomltext.read(Path(source)), Path(source).parent) if source is not None else {}
     for assignment in overrides:
         _assign(raw, assignment)
     if preset:
@@ -75,6 +75,21 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             both = isinstance(values, Mapping) and isinstance(merged.get(section, {}), Mapping)
             merged[section] = {**merged.get(section, {}), **values} if both else values
     return merged
+
+
+def relocated(settings: Settings, overrides: Iterable[str], folder: Path) -> Settings:
+    """The settings of a run folder, with its data elsewhere; any other change is refused."""
+    given = list(overrides)
+    keys = [assignment.partition("=")[0].strip() for assignment in given]
+    for key in keys:
+        if key not in ("data.root", "data.source"):
+            raise UsageError(
+                f"--set {shortened(key)}: a run that has begun can only be told where its data is now, by data.source "
+                "or data.root; for anything else start another run."
+            )
+    moved = places.seen_from(load({}, given), folder).data.model_dump()
+    new = {key.partition(".")[2]: moved[key.partition(".")[2]] for key in keys}
+    return settings.model_copy(update={"data": settings.data.model_copy(update=new)})
 
 
 def to_toml(settings: Settings, documented: bool = False) -> str:

@@ -50,13 +50,16 @@ class DataSettings(Section):
         "Left unsaid with data.source: own.",
     )
     root: PathText = Field(
-        "", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA."
+        "",
+        description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA. A relative path is "
+        "relative to the settings file it stands in, on the command line to the working directory.",
     )
     source: PathText = Field(
         "",
         description="own: a folder per class (or train/ and test/ of them), a .csv or .parquet with the columns "
         "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
-        "maybe task, client, split. Without a split every fifth sample of a class is for testing.",
+        "maybe task, client, split. Without a split every fifth sample of a class is for testing. A relative path: "
+        "as data.root.",
     )
     folders: Literal["auto", "class", "task/class", "client/class", "task/client/class", "client/task/class"] = Field(
         "auto",
@@ -106,7 +109,8 @@ class StreamSettings(Section):
     tasks: int = Field(5, ge=1, le=TASKS, description="Number of tasks T.")
     task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
         0,
-        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly.",
+        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly (when a "
+        "run is extended: those that are new).",
     )
     order: Literal["natural", "seeded"] | list[str] = Field(
         "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
@@ -190,7 +194,7 @@ class ModelSettings(Section):
     weights: PathText = Field(
         "",
         description="Pretrained weights, .safetensors or .pth, under the names of torchvision (resnet18) or timm "
-        "(vit); empty: random weights.",
+        "(vit); empty: random weights. A relative path: as data.root.",
     )
     stem: Literal["imagenet", "cifar", "stride1"] = Field(
         "cifar", description="resnet18: 7×7/2 and pooling; 3×3 without pooling; or 7×7 at stride 1 with pooling."

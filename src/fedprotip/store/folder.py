@@ -212,6 +212,12 @@ class RunFolder:
             warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
         return self.manifest_settings()
 
+    def change_settings(self, text: str) -> None:
+        """Let the run go by other settings; one that was finished is under way then."""
+        manifest = self.manifest()
+        self.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files.get("settings.toml"))
+        self.write("settings.toml", text)
+
     def manifest_settings(self) -> dict[str, Any]:
         """The settings as the manifest has them."""
         try:

@@ -14,7 +14,7 @@ THIN = 0.5
 
 def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
-    for task in stream.tasks:
+    for task in stream.coming:
         clients = stream.clients(task.index)
         if len(task.train) < len(clients):
             raise UsageError(
@@ -29,7 +29,7 @@ def check_clients(stream: Stream) -> None:
 
 def thin_tasks(stream: Stream) -> list[int]:
     """Tasks of which most samples lie with clients that have fewer of their class than `statistics.minimum`."""
-    return [task.index for task in stream.tasks if _thin_share(stream, task.index) > THIN]
+    return [task.index for task in stream.coming if _thin_share(stream, task.index) > THIN]
 
 
 def thin_warning(stream: Stream) -> str:
@@ -47,7 +47,7 @@ def thin_warning(stream: Stream) -> str:
 
 def enough_clients(stream: Stream, most: int) -> int:
     """The largest number of clients, up to `most`, that have enough to learn from; if none has, that have anything."""
-    fewest = min(len(task.train) for task in stream.tasks)
+    fewest = min(len(task.train) for task in stream.coming)
     possible, count = (max(1, min(most, fewest // each)) for each in (1, stream.settings.statistics.minimum))
     while thin_tasks(stream.with_clients(count)):
         if count == 1:
@@ -60,7 +60,7 @@ def _advised(stream: Stream) -> str:
     """What would be better, as the end of a sentence."""
     if stream.owners is not None:
         return "more images per client and class would help"
-    most = max(len(stream.clients(task.index)) for task in stream.tasks)
+    most = max(len(stream.clients(task.index)) for task in stream.coming)
     count = enough_clients(stream, most)
     if not thin_tasks(stream.with_clients(count)):
         return f"clients.count = {count} shares them better"
