@@ -5,7 +5,7 @@ summary = fedprotip.run({"train": {"rounds": 5}}, out="runs/mine")
 summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import RunError, UsageError, shortened
+from fedprotip.errors import RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
+from fedprotip.federation.engines.pool import modules_of
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
@@ -65,7 +66,8 @@ def run(
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too
     with _threads(wanted.run.threads or sensible_threads(network, wanted)):
-        folder = RunFolder.create(path, to_toml(wanted))
+        needs = [module for module in modules_of(wanted) if module != "__main__"]
+        folder = RunFolder.create(path, to_toml(wanted), needs)
         with folder.locked():
             return _complete(folder, wanted, observers)
 
@@ -78,7 +80,7 @@ def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bo
     """
     folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
-        settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        settings = _settings_of(folder, folder.settings(lambda text: _notify(observers, Warned(text=text))))
         with _threads(folder.manifest().threads or settings.run.threads):
             return _complete(folder, settings, observers, accept_data)
 
@@ -95,7 +97,7 @@ def extend(
     Data of the new tasks is new. `accept_data`: go on although data of the former ones changed, where that is honest.
     """
     folder = RunFolder.open(Path(path), to_continue=True)
-    old = _settings_of(folder)
+    old = _settings_of(folder, folder.settings())
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     if tasks < 1:
@@ -132,7 +134,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(folder.manifest_settings())
+    settings = _settings_of(folder, folder.manifest_settings())
     facts: dict[str, Any] = {
         "folder": str(folder.path),
         "status": manifest.status,
@@ -255,6 +257,7 @@ def _complete(
             if probe:
                 folder.write_json("geometry.json", probe.report().plain())
             _write_artefacts(folder, server, settings)
+        folder.drop_spares()
         if not folder.has("report.html"):
             write_report(folder.path)
     return folder.summary().plain()
@@ -288,8 +291,17 @@ def _without_weights(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
 
 
-def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
-    return settings_file.load(folder.settings(warn))
+def _settings_of(folder: RunFolder, raw: Mapping[str, Any]) -> Settings:
+    """The settings of a run; what nobody here has registered is named, with the modules that had it."""
+    try:
+        return settings_file.load(raw)
+    except UnknownName as error:
+        needs = folder.manifest().needs
+        had = f"the run had {shortened(', '.join(needs))}" if needs else "another module had it"
+        raise UsageError(
+            f"{folder.path} needs {error.key} = {shortened(error.name)!r}, which is not registered here; {had}: "
+            "give each with --import, or install the package that has it."
+        ) from None
 
 
 class _threads:

@@ -423,7 +423,7 @@ def test_a_client_that_left_keeps_its_samples_for_itself(tmp_path):
     found = stream(columns_csv(tmp_path), clients, source="columns", tasks=1)
     assert len(found.client_samples(0, 1))
     late = stream(columns_csv(tmp_path), clients, source="columns", tasks=2)
-    refused(lambda: check_clients(late), "Task 1 (second)", "none of its 1 clients")
+    refused(lambda: check_clients(late), "Task 2 (second)", "none of its 1 clients")
 
 
 def test_columns_that_do_not_fit_are_one_sentence(tmp_path):

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedprotip import settings as settings_file
 from fedprotip.cli.display import Console, plain, print_json
+from fedprotip.cli.options import Imports, Json, Overrides
 from fedprotip.errors import UsageError
 from fedprotip.stream.archives import get as get_archive
 from fedprotip.stream.datasets import layouts, missing
@@ -26,7 +27,6 @@ app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check your ow
 out, err = Console(), Console(stderr=True)
 SHOWN = 20
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 Root = Annotated[
     Path | None,
     typer.Option("--root", help="Folder of the datasets.", envvar="FEDPROTIP_DATA", show_default=False),
@@ -34,8 +34,10 @@ Root = Annotated[
 
 
 @app.command("list")
-def list_(root: Root = None, as_json: Json = False) -> None:
+def list_(root: Root = None, imports: Imports = None, as_json: Json = False) -> None:
     """All datasets, what they need, and whether that is under the data root."""
+    for problem in settings_file.load_offered("data.name"):
+        err.print(f"[yellow]{plain(problem)}", soft_wrap=True)
     rows = [_row(name, choices, root) for name, choices in sorted(layouts().items())]
     if as_json:
         print_json(rows)
@@ -50,13 +52,11 @@ def list_(root: Root = None, as_json: Json = False) -> None:
 @app.command()
 def check(
     source: Annotated[str, typer.Argument(metavar="SOURCE|NAME", help="Folder, file or dataset.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the run; may be given again."),
-    ] = None,
+    overrides: Overrides = None,
     settings: Annotated[
         Path | None, typer.Option("--settings", help="Settings file of the run.", show_default=False)
     ] = None,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Counts per class, task and client, files that cannot be read, and what a run would do.
@@ -64,7 +64,7 @@ def check(
     Example: [bold]fedprotip data check photos/ --set stream.tasks=3[/bold]
     """
     chosen = [f"data.name={json.dumps(source)}"]
-    if source not in layouts():
+    if not settings_file.is_known("data.name", source):
         chosen = ['data.name="own"', f"data.source={json.dumps(source, ensure_ascii=False)}"]
     facts = inspect_data(settings_file.load(settings, [*chosen, *(overrides or [])]), _watch)
     if as_json:
@@ -113,7 +113,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     for row in facts["tasks"]:
         name, held = row["name"], " ".join(map(str, row["clients"].values()))
         name = name if len(name) <= 40 else name[:39] + "…"
-        numbers = [str(row["index"]), plain(name), str(len(row["classes"])), str(row["train"]), str(row["test"])]
+        numbers = [str(row["index"] + 1), plain(name), str(len(row["classes"])), str(row["train"]), str(row["test"])]
         tasks.add_row(*numbers, held)
     if facts["tasks"]:
         out.print(tasks)

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UnknownName, UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
 from fedprotip.models.steps import Hidden, Inputs, run_steps
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
-from fedprotip.settings import ModelSettings, Settings, declare
+from fedprotip.settings import ModelSettings, Settings, declare, known
 
 Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
 _builders: dict[str, Builder] = {}
@@ -43,8 +43,15 @@ def register(
 
 
 def builder_of(name: str) -> Builder:
-    """What makes the backbone that is registered under this name."""
-    return _builders[name]
+    """What makes the backbone that is registered under this name, here or by an installed package."""
+    try:
+        known("model.name", name)
+        return _builders[name]
+    except (KeyError, UnknownName):
+        raise UsageError(
+            f"model.name = {name!r} is not registered in this process; "
+            f"first import what calls fedprotip.models.register({name!r})."
+        ) from None
 
 
 class Network(nn.Module):
@@ -80,7 +87,7 @@ class Network(nn.Module):
         known = torch.tensor(self.labels[self.head_of(task)], device=labels.device)
         match = labels[:, None] == known
         if not match.any(1).all():
-            raise ValueError(f"a label is not among those of task {task}: {self.labels[self.head_of(task)]}")
+            raise ValueError(f"a label is not among those of task {task + 1}: {self.labels[self.head_of(task)]}")
         return match.int().argmax(1)
 
     def embed(self, inputs: Inputs) -> Tensor:
@@ -109,13 +116,9 @@ def build_network(settings: Settings, image_shape: tuple[int, int, int], routes:
 
 def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: int, shared_head: bool) -> Network:
     """A backbone with seeded weights, without heads."""
-    if model.name not in _builders:
-        raise UsageError(
-            f"model.name = {model.name!r} is not registered in this process; "
-            f"first import what calls fedprotip.models.register({model.name!r})."
-        )
+    build = builder_of(model.name)
     with ambient_stream(seed, "init"):
-        backbone = deepcopy(_builders[model.name](model, image_shape))
+        backbone = deepcopy(build(model, image_shape))
     return Network(backbone, _feature_width(backbone, model.name, image_shape), shared_head)
 
 

@@ -53,6 +53,7 @@ def write_report(folder: Path) -> Path:
             f"{'; '.join(one.changes)}."
             for one in (run.manifest.data.accepted if run.manifest.data else [])
         ],
+        warnings=run.warnings,
         headline=headline_rows(run),
         sections=_embedded(run_sections(run), folder),
         settings=run.settings_text,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
-from fedprotip.store.events import Absent, Failure, TaskDone, Withheld, read_events
+from fedprotip.store.events import Absent, Failure, TaskDone, Warned, Withheld, read_events
 from fedprotip.store.folder import GEOMETRY, MEMORY, RunFolder
 from fedprotip.store.records import Manifest, Number, read_ledger, read_manifest, read_record, read_text
 from fedprotip.store.results import Geometry, Memory, Summary
@@ -30,6 +30,7 @@ class RunData:
     failures: list[Failure]
     absences: list[Absent]
     withheld: list[Withheld]
+    warnings: list[str]
     geometry: Geometry | None
     memory: Memory | None
 
@@ -59,6 +60,7 @@ class RunData:
             failures=[event for event in events if isinstance(event, Failure)],
             absences=[event for event in events if isinstance(event, Absent)],
             withheld=[event for event in events if isinstance(event, Withheld)],
+            warnings=list(dict.fromkeys(event.text for event in events if isinstance(event, Warned))),
             geometry=read_record(Geometry, folder / GEOMETRY) if has(GEOMETRY) else None,
             memory=read_record(Memory, folder / MEMORY) if has(MEMORY) else None,
         )

@@ -5,8 +5,8 @@ fedprotip run my.toml --set train.rounds=5
 """
 
 from fedprotip.settings.loading import documentation, load, to_toml
+from fedprotip.settings.names import KNOWN, bring_in, declare, given, is_known, known, load_offered
 from fedprotip.settings.schema import (
-    KNOWN,
     TASKS,
     DataSettings,
     MethodSettings,
@@ -16,7 +16,6 @@ from fedprotip.settings.schema import (
     Settings,
     StreamSettings,
     TrainSettings,
-    declare,
     parse_ids,
 )
 
@@ -31,9 +30,14 @@ __all__ = [
     "Settings",
     "StreamSettings",
     "TrainSettings",
+    "bring_in",
     "declare",
     "documentation",
+    "given",
+    "is_known",
+    "known",
     "load",
+    "load_offered",
     "parse_ids",
     "to_toml",
 ]

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
-from fedprotip.errors import UsageError, nearest, shortened
+from fedprotip.errors import shortened
+from fedprotip.settings.names import KNOWN, known
 
 MANY, HUGE = 10**9, 1e30
 """Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
@@ -322,15 +323,6 @@ class Settings(Section):
         return value
 
 
-# Names that other modules declare: method.name → its settings class; data.name, model.name → anything.
-KNOWN: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.name": {}}
-
-
-def declare(key: str, name: str, value: Any) -> None:
-    """Make `name` a valid value of the setting `key` (used by the registries of methods, datasets, models)."""
-    KNOWN[key][name] = value
-
-
 def parse_ids(text: str) -> list[int]:
     """Client ids of a list such as "0-2,7".
 
@@ -356,6 +348,4 @@ def _id(digits: str) -> int:
 
 
 def method_class(name: str) -> type[MethodSettings]:
-    if name not in KNOWN["method.name"]:
-        raise UsageError(f"method.name = {shortened(name)!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
-    return KNOWN["method.name"][name]
+    return known("method.name", name)

@@ -178,23 +178,22 @@ def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
     for task in tasks:
         if not len(task.train) or not len(task.test):
             part = "test" if len(task.train) else "training"
-            raise UsageError(f"Task {task.index} ({task.name}) has no {part} samples; leave it out with stream.order.")
+            place = f"Task {task.index + 1} ({task.name})"
+            raise UsageError(f"{place} has no {part} samples; leave it out with stream.order.")
     return Stream(dataset, tasks, settings)
 
 
 def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
     for task in stream.tasks:
-        clients = stream.clients(task.index)
+        clients, place = stream.clients(task.index), f"Task {task.index + 1} ({task.name})"
         if len(task.train) < len(clients):
             raise UsageError(
-                f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
+                f"{place} has {len(task.train)} training samples for {len(clients)} clients; "
                 f"clients.count = {len(task.train)} is the nearest valid value."
             )
         if not any(len(stream.client_samples(task.index, client)) for client in clients):
-            raise UsageError(
-                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
-            )
+            raise UsageError(f"{place}: none of its {len(clients)} clients holds a sample of it.")
 
 
 def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
