@@ -112,7 +112,7 @@ class RunFolder:
                 for log in LOGS:
                     run._files.append(log, [])
                 run.write("settings.toml", settings_toml)
-                run.write_manifest("running", settings_toml, needs=list(needs))
+                run.write_manifest("running", settings_toml, needs=list(needs) or None)
             except BaseException:
                 run._release()
                 raise
