@@ -40,8 +40,9 @@ from fedprotip.stream import Stream, build_stream, check_clients
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 
-SHORT = 2**22
-"""Multiplications of a product below which a second thread costs more than it brings."""
+SHORT = 2**25
+"""Multiplications of a product, about a millisecond of a core, below which a second thread costs more than it brings:
+docs/decisions.md."""
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -199,10 +200,8 @@ def _check_optimizer(settings: Settings) -> None:
 
 
 def sensible_threads(network: Network, settings: Settings) -> int:
-    """1 for a small perceptron, whose products are too short to be shared; else 0: torch's own choice."""
-    weights = [network.backbone.get_parameter(name) for name in _weights(network)]
-    short = all(w.dim() == 2 and settings.train.batch * w.numel() < SHORT for w in weights)
-    return 1 if short and weights else 0
+    """1 for a small network, whose products are too short to be shared; else 0: torch's own choice."""
+    return 1 if 0 < settings.train.batch * network.longest < SHORT else 0
 
 
 def _weights(network: Network) -> list[str]:

@@ -1,6 +1,7 @@
 """A backbone and its output heads: one per task, or one shared by all domains."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleList()
         self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
         self.moving: list[str] = []  # parameters that a task may move; the others need no gradient
+        self.longest = 0  # multiplications of the backbone's longest product for one image, where they were counted
 
     def add_head(self, labels: Sequence[int], seed: int, task: int) -> None:
         """Grow by the head of a new task; a shared head is made once."""
@@ -119,7 +121,27 @@ def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: i
     build = builder_of(model.name)
     with ambient_stream(seed, "init"):
         backbone = deepcopy(build(model, image_shape))
-    return Network(backbone, _feature_width(backbone, model.name, image_shape), shared_head)
+    products: list[int] = []
+    with _counted(backbone, products):
+        network = Network(backbone, _feature_width(backbone, model.name, image_shape), shared_head)
+    network.longest = max(products, default=0)
+    return network
+
+
+@contextmanager
+def _counted(backbone: nn.Module, products: list[int]) -> Iterator[None]:
+    """Note the multiplications of every product that passes in between."""
+
+    def note(layer: nn.Linear | nn.Conv2d, inputs: object, output: Tensor) -> None:
+        products.append(output.numel() * layer.weight[0].numel())
+
+    layers = [module for module in backbone.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _feature_width(backbone: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:

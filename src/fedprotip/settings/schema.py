@@ -279,7 +279,7 @@ class RunSettings(Section):
     workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons."
+        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small networks."
     )
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(

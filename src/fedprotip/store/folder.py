@@ -42,7 +42,7 @@ from fedprotip.store.records import (
 )
 from fedprotip.store.results import Geometry, Memory, Summary
 from fedprotip.store.scratch import sweep
-from fedprotip.store.site import check_site
+from fedprotip.store.site import SiteFolder, check_site
 
 FORMAT = 2
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -385,10 +385,14 @@ class RunFolder:
         return None
 
     def drop_spares(self) -> None:
-        """A finished run keeps what an extension needs, once: the older checkpoint and all second copies go."""
+        """A finished run keeps what an extension needs, once: older states and all second copies go."""
         self._named = {step: named for step, named in self._named.items() if step == self._step}
         if self._named:
             self._clean(spares=False)
+        if "clients" in self._files.folders():
+            sites = self._files.inner("clients")
+            for client in sites.folders("[0-9]*"):
+                SiteFolder(sites.inner(client).path).keep_newest()
 
     def _stand_at(
         self, name: str, index: CheckpointIndex, groups: dict[str, Tensors], store: ClientStore
@@ -430,9 +434,9 @@ class RunFolder:
         for name in self._checkpoints.names(INDEX):
             if int(name[:8]) not in self._named:
                 self._checkpoints.remove(name)
-        kept = self._named.values()
-        groups = set[str]().union(*(named.groups for named in kept))
-        self._objects.keep_only(groups.union(*(named.clients for named in kept)), twice=groups if spares else set())
+        groups, clients = ([getattr(named, kind) for named in self._named.values()] for kind in ("groups", "clients"))
+        shared = set.intersection(*groups) if groups and spares else set[str]()
+        self._objects.keep_only(set[str]().union(*groups, *clients), twice=shared)
         for folder in (self._checkpoints, self._files):
             for name in folder.names(f"*{UNFINISHED}"):
                 folder.remove(name)
