@@ -72,6 +72,7 @@ def test_files_given_on_the_command_line(tmp_path, call, elsewhere):
     assert call("report", run)[0] == 0
     code, out, err = call("info", run, *imports(folder), "--json")
     assert json.loads(out)["method"] == "prototypes"
+    assert json.loads(out)["modules"] == "patchwork, prototypes, stripes"
     assert call("resume", run, *imports(folder))[0] == 0
     assert call("extend", run, *imports(folder))[0] == 0
     assert json.loads((run / "manifest.json").read_text())["needs"] == sorted(FILES)

@@ -145,6 +145,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "clients": settings.clients.count,
         "seed": settings.run.seed,
     }
+    if manifest.needs:
+        facts["modules"] = ", ".join(manifest.needs)
     if folder.has("summary.json"):
         summary = folder.summary()
         facts["tasks done"] = summary.tasks

@@ -107,7 +107,7 @@ def test_every_image_passes_once_for_columns_and_moments(make):
     assert torch.allclose(kept["sum"], features.sum(0))
 
 
-@pytest.mark.parametrize(("parts", "numbers"), [((3, 4), 24 * 7 - 21), ((20, 20), 24 * 25 // 2), ((1,), 24)])
+@pytest.mark.parametrize(("parts", "numbers"), [((3, 4), 24 * 7 - 21), ((900, 900, 9), 24 * 25 // 2), ((1,), 24)])
 def test_a_moment_is_kept_by_its_root(make, parts, numbers):
     """Fewer samples than features, more of them, and one; what is kept is small and gives the moment back."""
     local, moments = make()[2](0), Moments(24)
@@ -117,7 +117,7 @@ def test_a_moment_is_kept_by_its_root(make, parts, numbers):
     moments.keep(local)
     assert local.own.get("moment-0")["root"].shape == (numbers,)
     expected = features.double().T @ features.double()
-    assert torch.allclose(kept_moments(local, 0)["moment"], expected, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(kept_moments(local, 0)["moment"], expected, rtol=1e-5, atol=1e-3)
     assert torch.allclose(moments.moment, expected)
     local.own.store.put(local.client, "moment-0", {"moment": expected})  # as earlier versions kept it
     assert torch.equal(kept_moments(local, 0)["moment"], expected)

@@ -8,6 +8,8 @@ from fedprotip.methods.state import Form, Kept
 
 FORMS = {"samples": Form("", torch.int64), "sum": Form("d", torch.float64), "root": Form("p")}
 MOMENTS = Kept("moment", "private", FORMS)
+MANY = 1024
+"""Features, beside as many as they are wide, that wait to be taken into the root together."""
 
 
 class Moments:
@@ -17,22 +19,28 @@ class Moments:
         self.samples = 0
         self.moment = torch.zeros(d, d, dtype=torch.float64)
         self._sum = torch.zeros(d, dtype=torch.float64)
-        self._root = torch.zeros(0, d, dtype=torch.float64)  # R, triangular, with RᵀR the second moment
+        self._rows = [torch.zeros(0, d, dtype=torch.float64)]  # AᵀA of all of them is the second moment
 
     def add(self, features: Tensor) -> None:
         features = features.double().cpu()
         self.samples += len(features)
         self._sum += features.sum(0)
         self.moment.addmm_(features.T, features)
-        self._root = torch.linalg.qr(torch.cat([self._root, features]), mode="r").R
+        self._rows.append(features)
+        if sum(map(len, self._rows)) > MANY + len(self._sum):
+            self._rows = [self._root()]
 
     def keep(self, local: Local) -> None:
         """Store them with the client, for `refer` in this task and all later ones.
 
         The moment of n samples as its root: at most n·d numbers instead of d², and half of them where n is d.
         """
-        root = self._root[*_places(self.samples, len(self._sum))]
+        root = self._root()[*_places(self.samples, len(self._sum))]
         local.own.put(_name(local.task), {"samples": torch.tensor(self.samples), "sum": self._sum, "root": root})
+
+    def _root(self) -> Tensor:
+        """R, triangular, with RᵀR the second moment."""
+        return torch.linalg.qr(torch.cat(self._rows), mode="r").R
 
 
 def kept_moments(local: Local, task: int) -> dict[str, Tensor] | None:
