@@ -457,7 +457,7 @@ def test_a_new_folder_of_pictures_one_command_and_a_report(tmp_path, command):
     code, out, err = command(
         "run", *ON_PICTURES, "--set", f"data.source={tmp_path / 'photos'}", "--out", tmp_path / "run"
     )
-    assert (code, err) == (0, "")
+    assert (code, err.count("run: ")) == (0, 4)  # the start and three tasks
     assert "report.html" in out
     assert "own" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"] == 3

@@ -169,5 +169,5 @@ def duration(seconds: float) -> str:
     ('45 s', '2 min', '2.5 h')
     """
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
