@@ -11,7 +11,7 @@ LARGE = {
     "data": {"train_limit": 30, "test_limit": 10},
     "stream": {"tasks": 3, "task_size": 2},
     "clients": {"count": 3},
-    "model": {"name": "mlp", "width": 400},
+    "model": {"name": "mlp", "width": 600},
     "train": {"rounds": 3, "epochs": 1},
     "run": {"threads": 1},
 }
