@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import RunError, UsageError, shortened
+from fedprotip.errors import RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
+from fedprotip.federation.engines.pool import modules_of
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
@@ -43,8 +44,9 @@ from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 from fedprotip.stream.kept import Kept, grown
 
-SHORT = 2**22
-"""Multiplications of a product below which a second thread costs more than it brings."""
+SHORT = 2**25
+"""Multiplications of a product, about a millisecond of a core, below which a second thread costs more than it brings:
+docs/decisions.md."""
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -75,7 +77,8 @@ def run(
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too
     with _threads(wanted.run.threads or sensible_threads(network, wanted)):
-        folder = RunFolder.create(path, to_toml(seen_from(wanted, path)))
+        needs = [module for module in modules_of(wanted) if module != "__main__"]
+        folder = RunFolder.create(path, to_toml(seen_from(wanted, path)), needs)
         with folder.locked():
             return _complete(folder, wanted, observers)
 
@@ -91,7 +94,7 @@ def resume(
     """
     folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
-        own = settings_file.load(folder.settings(warn=lambda text: _notify(observers, Warned(text=text))))
+        own = _settings_of(folder, folder.settings(lambda text: _notify(observers, Warned(text=text))))
         moved = relocated(own, overrides, folder.path)
         if folder.manifest().status != "finished":
             _refuse_former_images(folder, own)
@@ -115,7 +118,7 @@ def extend(
     Data of the new tasks is new; that of former ones is not needed. `overrides`: as for `resume`.
     """
     folder = RunFolder.open(Path(path), to_continue=True)
-    old = settings_file.load(folder.settings())
+    old = _settings_of(folder, folder.settings())
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     _refuse_former_images(folder, old)
@@ -148,7 +151,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(folder.manifest_settings())
+    settings = _settings_of(folder, folder.manifest_settings())
     facts: dict[str, Any] = {
         "folder": str(folder.path),
         "status": manifest.status,
@@ -158,6 +161,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "clients": settings.clients.count,
         "seed": settings.run.seed,
     }
+    if manifest.needs:
+        facts["modules"] = ", ".join(manifest.needs)
     if folder.has("summary.json"):
         summary = folder.summary()
         facts["tasks done"] = summary.tasks
@@ -213,10 +218,8 @@ def _check_optimizer(settings: Settings) -> None:
 
 
 def sensible_threads(network: Network, settings: Settings) -> int:
-    """1 for a small perceptron, whose products are too short to be shared; else 0: torch's own choice."""
-    weights = [network.backbone.get_parameter(name) for name in _weights(network)]
-    short = all(w.dim() == 2 and settings.train.batch * w.numel() < SHORT for w in weights)
-    return 1 if short and weights else 0
+    """1 for a small network, whose products are too short to be shared; else 0: torch's own choice."""
+    return 1 if 0 < settings.train.batch * network.longest < SHORT else 0
 
 
 def _weights(network: Network) -> list[str]:
@@ -281,6 +284,7 @@ def _complete(
         if probe:
             folder.write_json("geometry.json", probe.report().plain())
         _write_artefacts(folder, server, settings)
+        folder.drop_spares()
         write_report(folder.path)
     return folder.summary().plain()
 
@@ -289,6 +293,7 @@ def _finished(folder: RunFolder, settings: Settings, observers: list[Observer]) 
     """A finished run needs neither its data nor its model to say what it found."""
     total, rounds = settings.stream.tasks, settings.train.rounds
     _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=total))
+    folder.drop_spares()
     if not folder.has("report.html"):
         write_report(folder.path)
     return folder.summary().plain()
@@ -348,6 +353,19 @@ def _refuse_former_images(folder: RunFolder, settings: Settings) -> None:
             f"{folder.path} was begun by a version that cut own images in another way; "
             "finish it with that one, or start another run."
         )
+
+
+def _settings_of(folder: RunFolder, raw: Mapping[str, Any]) -> Settings:
+    """The settings of a run; what nobody here has registered is named, with the modules that had it."""
+    try:
+        return settings_file.load(raw)
+    except UnknownName as error:
+        needs = folder.manifest().needs
+        had = f"the run had {shortened(', '.join(needs))}" if needs else "another module had it"
+        raise UsageError(
+            f"{folder.path} needs {error.key} = {shortened(error.name)!r}, which is not registered here; {had}: "
+            "give each with --import, or install the package that has it."
+        ) from None
 
 
 class _threads:

@@ -17,6 +17,14 @@ class UsageError(FedprotipError):
     exit_code = 2
 
 
+class UnknownName(UsageError):
+    """A setting names a method, a model or a dataset that nobody here has registered."""
+
+    def __init__(self, key: str, name: str, text: str) -> None:
+        super().__init__(text)
+        self.key, self.name = key, name
+
+
 class RunError(FedprotipError):
     """The request was fine and the run failed: no space left, every client failed, a damaged folder."""
 

@@ -50,7 +50,7 @@ def write_report(folder: Path) -> Path:
             f"seed {summary.seed}",
         ],
         finished=run.finished,
-        notices=notices(run),
+        notices=[*notices(run), *run.warnings],
         headline=headline_rows(run),
         first=standing_for("single", summary.accuracy),
         sections=_embedded(run_sections(run), folder),

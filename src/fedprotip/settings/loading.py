@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.settings import places, tomltext
+from fedprotip.settings.names import KNOWN, known, load_offered
 from fedprotip.settings.refusals import sentence
-from fedprotip.settings.schema import HUGE, KNOWN, MANY, Section, Settings, method_class
+from fedprotip.settings.schema import HUGE, MANY, Section, Settings, method_class
 
 PRESETS = ("paper",)
 """Files in `configs/` that `--preset` names."""
@@ -50,11 +51,8 @@ def load(
         raise UsageError(sentence(error, raw)) from None
     _refuse_what_toml_cannot_hold(settings)
     _refuse_absurd_numbers(settings)
-    for key in ("data.name", "model.name"):
-        section, field = key.split(".")
-        value = getattr(getattr(settings, section), field)
-        if value not in KNOWN[key]:
-            raise UsageError(f"{key} = {shortened(value)!r} is unknown; {nearest(value, KNOWN[key])}.")
+    for key, value in (("data.name", settings.data.name), ("model.name", settings.model.name)):
+        known(key, value)
     return settings
 
 
@@ -199,13 +197,18 @@ def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None])
     if not isinstance(method, dict):
         return
     name = str(method.get("name", "fedprotip"))
-    mine = method_class(name)
-    others = {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
-    foreign = [key for key in method if key not in mine.model_fields and key in others]
+    others = [key for key in method if key not in method_class(name).model_fields]
+    if any(key not in _options_of_methods() for key in others):
+        load_offered("method.name")  # it may be one of theirs
+    foreign = [key for key in others if key in _options_of_methods()]
     for key in foreign:
         del method[key]
     if foreign:
         note(f"{name!r} has no settings {', '.join(f'method.{key}' for key in foreign)}: left aside.")
+
+
+def _options_of_methods() -> set[str]:
+    return {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
 
 
 def _constraint_comment(field: Any) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
-from fedprotip.errors import UsageError, nearest, shortened
+from fedprotip.errors import shortened
+from fedprotip.settings.names import KNOWN, known
 
 MANY, HUGE = 10**9, 1e30
 """Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
@@ -330,7 +331,7 @@ class RunSettings(Section):
     workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons."
+        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small networks."
     )
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(
@@ -374,15 +375,6 @@ class Settings(Section):
         return value
 
 
-# Names that other modules declare: method.name → its settings class; data.name, model.name → anything.
-KNOWN: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.name": {}}
-
-
-def declare(key: str, name: str, value: Any) -> None:
-    """Make `name` a valid value of the setting `key` (used by the registries of methods, datasets, models)."""
-    KNOWN[key][name] = value
-
-
 def parse_ids(text: str) -> list[int]:
     """Client ids of a list such as "0-2,7".
 
@@ -408,6 +400,4 @@ def _id(digits: str) -> int:
 
 
 def method_class(name: str) -> type[MethodSettings]:
-    if name not in KNOWN["method.name"]:
-        raise UsageError(f"method.name = {shortened(name)!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
-    return KNOWN["method.name"][name]
+    return known("method.name", name)

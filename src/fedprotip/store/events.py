@@ -108,7 +108,7 @@ class Note(Event):
 
 
 class Warned(Event):
-    """For observers: something that may not be as expected."""
+    """Something that may not be as expected, with what to do about it."""
 
     event: Literal["warning"] = "warning"
     text: str

@@ -136,6 +136,8 @@ class Manifest(Record):
     settings: str = ""
     """The settings the run goes by, as TOML."""
     files: dict[FileName, str] = {}
+    needs: list[Kind] | None = None
+    """Modules from outside the package that registered what the run is made of: for words only, never imported."""
     data: DataRecord | None = None
 
     def plain(self) -> dict[str, Any]:

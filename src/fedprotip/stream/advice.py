@@ -15,16 +15,13 @@ THIN = 0.5
 def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
     for task in stream.coming:
-        clients = stream.clients(task.index)
+        clients, place = stream.clients(task.index), f"Task {task.index + 1} ({task.name})"
         if len(task.train) < len(clients):
             raise UsageError(
-                f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
-                f"{_advised(stream)}."
+                f"{place} has {len(task.train)} training samples for {len(clients)} clients; {_advised(stream)}."
             )
         if not any(len(stream.client_samples(task.index, client)) for client in clients):
-            raise UsageError(
-                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
-            )
+            raise UsageError(f"{place}: none of its {len(clients)} clients holds a sample of it.")
 
 
 def thin_tasks(stream: Stream) -> list[int]:
@@ -37,7 +34,7 @@ def thin_warning(stream: Stream) -> str:
     tasks = thin_tasks(stream)
     if not tasks:
         return ""
-    minimum, named = stream.settings.statistics.minimum, ", ".join(map(str, tasks[:3]))
+    minimum, named = stream.settings.statistics.minimum, ", ".join(str(task + 1) for task in tasks[:3])
     more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
     return (
         f"In task {named}{more} most samples lie with clients that have fewer than {minimum} of a class, and class "

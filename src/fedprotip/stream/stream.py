@@ -223,7 +223,8 @@ def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Kept 
     for task in tasks[kept.learned :]:
         if not len(task.train) or not len(task.test):
             part = "test" if len(task.train) else "training"
-            raise UsageError(f"Task {task.index} ({task.name}) has no {part} samples; leave it out with stream.order.")
+            place = f"Task {task.index + 1} ({task.name})"
+            raise UsageError(f"{place} has no {part} samples; leave it out with stream.order.")
     if settings.stream.scenario == "class":
         _refuse_empty_classes(dataset, tasks[kept.learned :])
     return Stream(dataset, tasks, settings, kept)
@@ -239,8 +240,8 @@ def _within_classes(task: Task, dataset: Dataset, learned: bool) -> Task:
     if not learned and not known.all():
         name = dataset.classes[labels[~known].min()]
         raise UsageError(
-            f"Task {task.index} ({task.name}) has no class {name!r} in this run, and the data has samples of it there; "
-            "take them out, or start another run."
+            f"Task {task.index + 1} ({task.name}) has no class {name!r} in this run, and the data has samples of it "
+            "there; take them out, or start another run."
         )
     tested = np.isin(dataset.test_labels.numpy()[task.test], task.classes)
     return replace(task, train=task.train[known], test=task.test[tested])
@@ -253,7 +254,7 @@ def _refuse_empty_classes(dataset: Dataset, tasks: list[Task]) -> None:
         for task in tasks:
             absent = next((label for label in task.classes if label not in there), None)
             if absent is not None:
-                raise UsageError(f"Class {dataset.classes[absent]!r} of task {task.index} has no {part} samples.")
+                raise UsageError(f"Class {dataset.classes[absent]!r} of task {task.index + 1} has no {part} samples.")
 
 
 def _refuse_columns(dataset: Dataset, settings: Settings) -> None:

@@ -274,10 +274,10 @@ def _end_with_the_run() -> None:
 
 
 def modules_of(settings: Settings) -> list[str]:
-    """Where method, model and dataset are registered, as far as that is not this package."""
+    """Where method, model and dataset are registered, as far as that is not this package, and what the user gave."""
     makers = (type(create_method(settings)), builder_of(settings.model.name), loader_of(settings.data.name))
     named = {maker.__module__ for maker in makers}
-    return sorted(name for name in named if not name.startswith("fedprotip."))
+    return sorted({*settings_file.given(), *(name for name in named if not name.startswith("fedprotip."))})
 
 
 def likeness(settings: Settings, stream: Stream) -> str:
