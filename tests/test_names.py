@@ -217,6 +217,7 @@ def test_clients_are_names_too(here):
     assert (kept["counts"][:, 2] > 0).tolist() == [False, True, True]  # Oslo has no samples of the new task
 
 
+@pytest.mark.slow
 def test_with_worker_processes_too(here, monkeypatch):
     data = {"name": "own", "source": "photos"}
     for name in ("local", "pool"):

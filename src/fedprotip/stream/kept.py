@@ -33,8 +33,8 @@ class Kept:
             return cls(learned=learned)
         tasks = tuple(TaskPlan(name=task["name"], classes=tuple(task["labels"])) for task in record["tasks"])
         channels, height, width = record["shape"]
-        classes, domains, clients = (tuple(record[key]) for key in NAMED)
-        return cls(classes, domains, clients, tasks, (channels, height, width), learned)
+        names = {key: tuple(record[key]) for key in NAMED}
+        return cls(**names, tasks=tasks, shape=(channels, height, width), learned=learned)
 
     def plain(self) -> dict[str, Any]:
         """What `of` reads, for a worker process."""
