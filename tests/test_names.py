@@ -290,7 +290,7 @@ def test_data_elsewhere_is_the_same_data_or_refused(here, call, monkeypatch):
     assert (code, "is not there; if it has moved, say where it is now by --set data.source=" in said) == (2, True)
     class_folders(here / "other", "bcdf", size=(8, 8))
     code, said = call("resume", "r", "--set", "data.source=other")
-    assert (code, "Class 'e' of task 1 has no training samples" in said) == (2, True)
+    assert (code, "Class 'e' of task 2 has no training samples" in said) == (2, True)
     shutil.copytree(here / "disk", here / "changed")
     (here / "changed" / "e" / "003.png").unlink()
     code, said = call("resume", "r", "--set", "data.source=changed")

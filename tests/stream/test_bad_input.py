@@ -164,7 +164,8 @@ def test_a_picture_that_breaks_during_a_run_stops_it_and_resume_loses_nothing(co
     broken.write_bytes(whole[:-30])
     code, out, err = command("run", *settings, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
-    (sentence,) = err.strip().splitlines()
+    *progress, sentence = err.strip().splitlines()
+    assert all(line.startswith("run: ") for line in progress)
     assert f"{broken} cannot be read as an image" in sentence
     assert "mend it and run or resume again" in sentence
     assert "failure" not in (tmp_path / "run" / "events.jsonl").read_text()

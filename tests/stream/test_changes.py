@@ -157,7 +157,7 @@ def test_a_class_that_a_task_still_needs_must_be_there(split):
     before = take(stream(split))
     for part in ("train", "test"):
         shutil.move(split / part / "fox", split / part / "frog")
-    with pytest.raises(UsageError, match="Class 'fox' of task 2 has no training samples"):
+    with pytest.raises(UsageError, match="Class 'fox' of task 3 has no training samples"):
         compared(before, split, IN_THE_SECOND)
 
 

@@ -176,7 +176,7 @@ def test_numbers_as_labels_are_in_numerical_order(tmp_path):
         (lambda rows: [{**rows[0], "label": " "}, *rows[1:]], ["sample 1 has no label"]),
         (lambda rows: [*rows, {"path": "pics/gone.png", "label": "cat"}], ["sample 31", "pics/gone.png", "not exist"]),
         (lambda rows: [{**row, "split": "val"} for row in rows], ["sample 1", "'val'", "train and test"]),
-        (lambda rows: [{**row, "split": "train"} for row in rows], ["Task 0 (cat, dog)", "no test samples"]),
+        (lambda rows: [{**row, "split": "train"} for row in rows], ["Task 1 (cat, dog)", "no test samples"]),
     ],
     ids=range(5),
 )
@@ -383,7 +383,7 @@ def columns_csv(tmp_path, **more):
 
 
 def test_tasks_and_clients_come_from_columns(tmp_path):
-    found = stream(columns_csv(tmp_path), {"count": 2}, source="columns", tasks=2)
+    found = stream(columns_csv(tmp_path), {"count": 2, "held_back": 0.0}, source="columns", tasks=2)
     assert [task.name for task in found.tasks] == ["first", "second"]
     assert [task.classes for task in found.tasks] == [(0, 1), (1, 2)]
     assert [len(task.train) for task in found.tasks] == [24, 24]

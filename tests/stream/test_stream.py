@@ -47,7 +47,7 @@ def test_clients_share_a_task_out_without_loss(counts, clients, partition, alpha
     dataset = made_dataset(counts, [1] * len(counts))
     found = stream(
         dataset,
-        {"count": clients, "partition": partition, "alpha": alpha},
+        {"count": clients, "partition": partition, "alpha": alpha, "held_back": 0.0},
         seed,
         tasks=2,
         overlap=overlap,
