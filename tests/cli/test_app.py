@@ -378,8 +378,8 @@ def test_the_demo_has_lda_as_a_row_and_single_of_every_method(tmp_path, call, mo
     monkeypatch.setattr("fedprotip.report.page.write_report", lambda folder: None)
     few = ["train.rounds=1", "train.epochs=1", "model.width=8", "stream.tasks=2", "data.train_limit=200"]
 
-    def load(source=None, overrides=(), note=lambda text: None):
-        return original(source, [*overrides, *few], note)
+    def load(source=None, overrides=(), note=lambda text: None, preset=""):
+        return original(source, [*overrides, *few], note, preset)
 
     monkeypatch.setattr(settings_file, "load", load)
     code, out, _ = call("demo", "--out", tmp_path / "demo")
