@@ -51,7 +51,7 @@ def told(tmp_path, call, *overrides):
 
 def test_layers_without_room_are_named_once(tmp_path, call):
     """With ε = 1 hidden layers are full after a task or two: each is named after the task that filled it."""
-    found = told(tmp_path, call, "method.threshold=1.0", "stream.tasks=3")
+    found = told(tmp_path, call, "method.threshold=1.0", "method.budget=none", "stream.tasks=3")
     full = [text for text in found if "span all inputs" in text]
     assert full
     assert all("A smaller method.threshold or a larger model.width" in text for text in full)
@@ -60,7 +60,8 @@ def test_layers_without_room_are_named_once(tmp_path, call):
 
 
 def test_a_full_routing_basis(tmp_path, call, backbones):
-    found = told(tmp_path, call, "method.threshold=1.0", "method.router=cosine", "stream.tasks=2", "model.name=linear")
+    full = ("method.threshold=1.0", "method.budget=none")
+    found = told(tmp_path, call, *full, "method.router=cosine", "stream.tasks=2", "model.name=linear")
     (text,) = [text for text in found if "routing bases" in text]
     assert "span all 12 features" in text
     assert "method.routing_rank = 20" in text
@@ -113,3 +114,9 @@ def test_ahead_is_more_than_chance(other, tests, expected):
     ways = {"a": {"single": [50.0] * len(other)}, "b": {"single": other}}
     assert best_ahead(ways, "a", tests) == expected
     assert best_ahead({}, "a", tests) == ""
+
+
+def test_tasks_without_test_data_do_not_count():
+    ways = {"a": {"single": [None, 50.0]}, "b": {"single": [None, 60.0]}}
+    assert best_ahead(ways, "a", [0, 900]) == "b"
+    assert best_ahead(ways, "a", [900, 0]) == ""
