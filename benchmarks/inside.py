@@ -133,7 +133,7 @@ class Extraction:
 
 def evaluation(
     network: Network, stream: Stream, router: CosineRouter, settings: Settings
-) -> Callable[[], dict[str, list[float]]]:
+) -> Callable[[], dict[str, list[float | None]]]:
     """Accuracies of all modes after the last task; outputs of the frozen prefix are kept as `run.cache_mb` allows."""
     tasks = len(stream.tasks)
     heads: dict[str, Expert] = {HEADS: HeadExpert(network, tasks)}

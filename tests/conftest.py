@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 import torch
@@ -23,3 +24,22 @@ def _one_thread():
 def _no_pictures(request, monkeypatch):
     if not {request.path.parent.name, request.path.stem} & set(DRAWN):
         monkeypatch.setattr("fedprotip.report.style.png", lambda figure: b"\x89PNG, not drawn in this test")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command in this process: (exit code, stdout, stderr)."""
+    from fedprotip.cli import app as cli
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedprotip", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    monkeypatch.setattr(cli, "out", cli.Console(width=200))
+    return run

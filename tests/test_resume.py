@@ -307,15 +307,14 @@ def test_new_samples_of_a_task_to_come_are_noticed_refused_and_accepted(tmp_path
     assert "The data changed before round 1 of task 2, and the run went on with it: training samples of" in page
 
 
-def test_other_test_samples_of_a_learned_task_are_refused_whatever_is_accepted(tmp_path, monkeypatch, photos):
-    quick(monkeypatch)
+def test_other_test_samples_of_a_learned_task_are_said(tmp_path, monkeypatch, photos):
     interrupted(photos, tmp_path / "r", monkeypatch, 6)
     picture(tmp_path / "photos" / "test" / "b" / "000.png", size=(8, 8), seed=9)
-    for accept in (False, True):
-        with pytest.raises(fedprotip.UsageError, match=r"1 changed \(test/b/000.png\).*would mix two test sets"):
-            fedprotip.resume(tmp_path / "r", accept_data=accept)
-    picture(tmp_path / "photos" / "test" / "b" / "000.png", size=(8, 8), seed=0)
-    assert fedprotip.resume(tmp_path / "r")["tasks"] == 3
+    said = []
+    fedprotip.resume(tmp_path / "r", observers=[lambda event: said.append(getattr(event, "text", ""))])
+    told = "test samples of 'b': 1 changed (test/b/000.png); accuracies on task 1 from before and from now on cannot be"
+    assert sum(told in text for text in said) == 1
+    assert told in (tmp_path / "r" / "report.html").read_text().replace("&#39;", "'")
 
 
 def test_data_that_moved_is_the_same_data(tmp_path, monkeypatch, photos):
@@ -327,7 +326,7 @@ def test_data_that_moved_is_the_same_data(tmp_path, monkeypatch, photos):
     shutil.copytree(tmp_path / "photos", tmp_path / "elsewhere" / "photos", copy_function=shutil.copyfile)
     shutil.rmtree(tmp_path / "photos")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    fedprotip.resume(tmp_path / "r")
+    fedprotip.resume(tmp_path / "r", overrides=["data.source=photos"])
     assert results(tmp_path / "r") == results(tmp_path / "whole")
     assert runs.RunFolder.open(tmp_path / "r").manifest().data.accepted == []
 

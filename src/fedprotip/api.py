@@ -6,7 +6,8 @@ summary = fedprotip.extend("runs/mine", tasks=1)
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import RunError, UsageError, shortened
+from fedprotip.errors import RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
+from fedprotip.federation.engines.pool import modules_of
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
@@ -31,7 +33,7 @@ from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state
 from fedprotip.report import write_report
-from fedprotip.settings import TASKS, Settings, parse_ids, to_toml
+from fedprotip.settings import TASKS, Settings, parse_ids, placed, relocated, seen_from, to_toml
 from fedprotip.store.answers import Answers
 from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned, read_events
 from fedprotip.store.folder import ANSWERS, MEMORY, RunFolder, explained, free_path
@@ -40,9 +42,11 @@ from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients, settled
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
+from fedprotip.stream.kept import Kept, grown
 
-SHORT = 2**22
-"""Multiplications of a product below which a second thread costs more than it brings."""
+SHORT = 2**25
+"""Multiplications of a product, about a millisecond of a core, below which a second thread costs more than it brings:
+docs/decisions.md."""
 
 Source = Settings | Mapping[str, Any] | str | Path | None
 
@@ -73,24 +77,32 @@ def run(
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too
     with _threads(wanted.run.threads or sensible_threads(network, wanted)):
-        folder = RunFolder.create(path, to_toml(wanted))
+        needs = [module for module in modules_of(wanted) if module != "__main__"]
+        folder = RunFolder.create(path, to_toml(seen_from(wanted, path)), needs)
         with folder.locked():
             return _complete(folder, wanted, observers)
 
 
-def resume(path: str | Path, observers: Iterable[Observer] = (), accept_data: bool = False) -> dict[str, Any]:
+def resume(
+    path: str | Path, observers: Iterable[Observer] = (), accept_data: bool = False, overrides: Iterable[str] = ()
+) -> dict[str, Any]:
     """Continue an interrupted run from its last good checkpoint; a finished one is left as it is.
 
     Args:
         accept_data: go on although samples were added, removed or changed, where that is honest.
+        overrides: where the data is now, such as "data.source=elsewhere/photos"; nothing else can change.
     """
     folder, observers = RunFolder.open(Path(path), to_continue=True), list(observers)
     with explained(folder.path), folder.locked():
-        settings = _settings_of(folder, warn=lambda text: _notify(observers, Warned(text=text)))
+        own = _settings_of(folder, folder.settings(lambda text: _notify(observers, Warned(text=text))))
+        moved = relocated(own, overrides, folder.path)
         if folder.manifest().status != "finished":
-            _refuse_former_images(folder, settings)
-        with _threads(folder.manifest().threads or settings.run.threads):
-            return _complete(folder, settings, observers, accept_data)
+            _refuse_former_images(folder, own)
+        elif moved != own:
+            raise UsageError(f"{path} is finished and needs no data; say where it is when you extend the run.")
+        text = to_toml(moved) if moved != own else ""
+        with _threads(folder.manifest().threads or own.run.threads):
+            return _complete(folder, placed(moved, folder.path), observers, accept_data, text)
 
 
 def extend(
@@ -99,13 +111,14 @@ def extend(
     clients: str | None = None,
     observers: Iterable[Observer] = (),
     accept_data: bool = False,
+    overrides: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Continue a finished run with further tasks, and with other clients if given (such as "0-2,7").
 
-    Data of the new tasks is new. `accept_data`: go on although data of the former ones changed, where that is honest.
+    Data of the new tasks is new; that of former ones is not needed. `overrides`: as for `resume`.
     """
     folder = RunFolder.open(Path(path), to_continue=True)
-    old = _settings_of(folder)
+    old = _settings_of(folder, folder.settings())
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
     _refuse_former_images(folder, old)
@@ -113,13 +126,8 @@ def extend(
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")
     if tasks > TASKS - old.stream.tasks:
         raise UsageError(f"--tasks {tasks} is more than a run can have; {TASKS - old.stream.tasks} can be added.")
-    raw = old.model_dump()
+    raw = relocated(old, overrides, folder.path).model_dump()
     raw["stream"]["tasks"] = old.stream.tasks + tasks
-    if not old.stream.task_size and old.stream.scenario == "class" and old.stream.source == "settings":
-        raise UsageError(
-            "A run that shared all classes out (stream.task_size = 0) has none left for a further task; "
-            "runs that are to be extended set stream.task_size."
-        )
     if isinstance(old.stream.task_size, list):
         raw["stream"]["task_size"] = old.stream.task_size + old.stream.task_size[-1:] * tasks
     if clients is not None:
@@ -128,14 +136,14 @@ def extend(
         except ValueError as error:
             raise UsageError(f"--clients: {error}.") from None
         raw["clients"]["roster"] = old.clients.roster | {str(old.stream.tasks): clients}
-    settings = settings_file.load(raw)
-    stream = build_stream(settings)
+    settings = placed(settings_file.load(raw), folder.path)
+    stream = _stream_of(folder, settings, old.stream.tasks)
     check(_without_weights(settings), stream)
     check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
+    if isinstance(old.stream.order, list):
+        raw["stream"]["order"] = grown(old.stream.order, stream.newcomers)
     with explained(folder.path), folder.locked():
-        manifest, text = folder.manifest(), to_toml(settings)
-        folder.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files.get("settings.toml"))
-        folder.write("settings.toml", text)
+        folder.change_settings(to_toml(settings_file.load(raw)))
     return resume(path, observers, accept_data)
 
 
@@ -143,7 +151,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """What a run folder holds: where it stands, its result, versions, and whether its files are intact."""
     folder = RunFolder.open(Path(path))
     manifest = folder.manifest()
-    settings = settings_file.load(folder.manifest_settings())
+    settings = _settings_of(folder, folder.manifest_settings())
     facts: dict[str, Any] = {
         "folder": str(folder.path),
         "status": manifest.status,
@@ -153,6 +161,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "clients": settings.clients.count,
         "seed": settings.run.seed,
     }
+    if manifest.needs:
+        facts["modules"] = ", ".join(manifest.needs)
     if folder.has("summary.json"):
         summary = folder.summary()
         facts["tasks done"] = summary.tasks
@@ -208,10 +218,8 @@ def _check_optimizer(settings: Settings) -> None:
 
 
 def sensible_threads(network: Network, settings: Settings) -> int:
-    """1 for a small perceptron, whose products are too short to be shared; else 0: torch's own choice."""
-    weights = [network.backbone.get_parameter(name) for name in _weights(network)]
-    short = all(w.dim() == 2 and settings.train.batch * w.numel() < SHORT for w in weights)
-    return 1 if short and weights else 0
+    """1 for a small network, whose products are too short to be shared; else 0: torch's own choice."""
+    return 1 if 0 < settings.train.batch * network.longest < SHORT else 0
 
 
 def _weights(network: Network) -> list[str]:
@@ -220,24 +228,35 @@ def _weights(network: Network) -> list[str]:
 
 
 def _complete(
-    folder: RunFolder, settings: Settings, observers: list[Observer], accept_data: bool = False
+    folder: RunFolder, settings: Settings, observers: list[Observer], accept_data: bool = False, text: str = ""
 ) -> dict[str, Any]:
-    """Bring a run folder from wherever it stands to its end."""
-    method, stream = create_method(settings), build_stream(settings)
-    store = folder.store(settings.run.state_mb)
+    """Bring a run folder from wherever it stands to its end; `text`: its settings, if they are to be written anew."""
+    method, store = create_method(settings), folder.store(settings.run.state_mb)
     journal = Journal(folder, store, observers)
+
+    def note(text: str) -> None:
+        _notify(observers, Note(text=text))
+
+    def warn(text: str) -> None:
+        _notify(observers, Warned(text=text))
+
     with explained(folder.path):
         folder.sweep()
         finished = folder.manifest().status == "finished"
         if finished:
             folder.require_intact()
-        saved = folder.restore(store, warn=lambda text: _notify(observers, Warned(text=text)))
+        saved = folder.restore(store, warn)
         with _fitting(folder):
-            progress = Progress.of(saved[0], len(stream.tasks)) if saved else Progress()
-        if not finished:
-            standing = Standing(progress.task, progress.round, rereads=settings.run.geometry > 0)
-            found = check_data(folder, stream, standing, accept_data, lambda text: _notify(observers, Note(text=text)))
-            folder.write_data(*found)
+            progress = Progress.of(saved[0], settings.stream.tasks) if saved else Progress()
+        if finished:
+            return _finished(folder, settings, observers)
+        stream = _stream_of(folder, settings, progress.task)
+        standing = Standing(progress.task, progress.round, rereads=settings.run.geometry > 0)
+        folder.write_data(*check_data(folder, stream, standing, accept_data, note, warn))
+        if gone := [str(task.index + 1) for task in stream.tasks if not len(task.test)]:
+            note(f"There is no test data of task {', '.join(gone)}: it is not evaluated any more.")
+        if text:
+            folder.change_settings(text)
         shape, device = stream.dataset.image_shape, device_of(settings.run.device)
         initial = _without_weights(settings) if saved else settings  # a checkpoint holds all weights
         network = build_network(initial, shape, method.routes).to(device)
@@ -256,18 +275,27 @@ def _complete(
         done, total = server.progress.task, len(stream.tasks)
         rounds = settings.train.rounds
         _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
-        if done < total or not finished:
-            try:
-                run_tasks(server, probe.watch(engine) if probe else engine, journal, probe)
-            finally:
-                engine.close()
-                journal.flush()
-                cache.close()
-            if probe:
-                folder.write_json("geometry.json", probe.report().plain())
-            _write_artefacts(folder, server, settings)
-        if not folder.has("report.html"):
-            write_report(folder.path)
+        try:
+            run_tasks(server, probe.watch(engine) if probe else engine, journal, probe)
+        finally:
+            engine.close()
+            journal.flush()
+            cache.close()
+        if probe:
+            folder.write_json("geometry.json", probe.report().plain())
+        _write_artefacts(folder, server, settings)
+        folder.drop_spares()
+        write_report(folder.path)
+    return folder.summary().plain()
+
+
+def _finished(folder: RunFolder, settings: Settings, observers: list[Observer]) -> dict[str, Any]:
+    """A finished run needs neither its data nor its model to say what it found."""
+    total, rounds = settings.stream.tasks, settings.train.rounds
+    _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=total))
+    folder.drop_spares()
+    if not folder.has("report.html"):
+        write_report(folder.path)
     return folder.summary().plain()
 
 
@@ -284,7 +312,7 @@ def _write_artefacts(folder: RunFolder, server: Server, settings: Settings) -> N
     peak_gpu = max(memory.peaks("gpu").values(), default=None)
     events = read_events(folder.path / "events.jsonl")
     folder.write_json("summary.json", summarise(settings, server.state(), events, peak_gpu).plain())
-    folder.write_manifest("finished", to_toml(settings), seed=settings.run.seed)
+    folder.write_manifest("finished", folder.manifest().settings, seed=settings.run.seed)
 
 
 @contextmanager
@@ -301,8 +329,19 @@ def _without_weights(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
 
 
-def _settings_of(folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Settings:
-    return settings_file.load(folder.settings(warn))
+def _stream_of(folder: RunFolder, settings: Settings, learned: int) -> Stream:
+    """The stream of a run that goes on and has learned so many tasks: by the names it has settled, not by its data."""
+    try:
+        return build_stream(settings, kept=Kept.of(folder.read_data()[0], learned))
+    except UsageError:
+        for key in ("source", "root"):
+            place = getattr(settings.data, key)
+            if place and not os.path.exists(place):
+                raise UsageError(
+                    f"data.{key} of {folder.path}, {place}, is not there; "
+                    f"if it has moved, say where it is now by --set data.{key}=PLACE."
+                ) from None
+        raise
 
 
 def _refuse_former_images(folder: RunFolder, settings: Settings) -> None:
@@ -314,6 +353,19 @@ def _refuse_former_images(folder: RunFolder, settings: Settings) -> None:
             f"{folder.path} was begun by a version that cut own images in another way; "
             "finish it with that one, or start another run."
         )
+
+
+def _settings_of(folder: RunFolder, raw: Mapping[str, Any]) -> Settings:
+    """The settings of a run; what nobody here has registered is named, with the modules that had it."""
+    try:
+        return settings_file.load(raw)
+    except UnknownName as error:
+        needs = folder.manifest().needs
+        had = f"the run had {shortened(', '.join(needs))}" if needs else "another module had it"
+        raise UsageError(
+            f"{folder.path} needs {error.key} = {shortened(error.name)!r}, which is not registered here; {had}: "
+            "give each with --import, or install the package that has it."
+        ) from None
 
 
 class _threads:

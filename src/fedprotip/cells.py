@@ -71,7 +71,7 @@ def run_cells(cells: Iterable[Cell], out: Path, observe: Callable[[Cell], Iterab
 
 def _same_settings(folder: Path, wanted: Settings) -> None:
     found = settings_file.load(RunFolder.open(folder).settings()).model_dump()
-    expected = wanted.model_dump()
+    expected = settings_file.seen_from(wanted, folder).model_dump()
     for section, values in expected.items():
         for key, value in values.items():
             free = (section, key) in (("run", "out"), ("clients", "workers"))  # they change no result

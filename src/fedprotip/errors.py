@@ -1,5 +1,6 @@
 """Errors a user can meet: one clear sentence each, and the exit code that goes with it."""
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -14,6 +15,14 @@ class UsageError(FedprotipError):
     """The request itself is wrong: an unknown key, an impossible value, a missing file."""
 
     exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A setting names a method, a model or a dataset that nobody here has registered."""
+
+    def __init__(self, key: str, name: str, text: str) -> None:
+        super().__init__(text)
+        self.key, self.name = key, name
 
 
 class RunError(FedprotipError):
@@ -32,6 +41,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}"
     listed = ", ".join(names) if names else "none"
     return f"did you mean {close[0]!r} (known: {listed})" if close else f"known: {listed}"
+
+
+def looked_for(path: str) -> str:
+    """Where a relative path was looked for, as the end of a sentence; of an absolute one that is clear."""
+    return "" if os.path.isabs(path) else f" (it was looked for in {os.getcwd()})"
 
 
 def shortened(text: str, most: int = 200) -> str:

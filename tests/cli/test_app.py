@@ -12,13 +12,15 @@ import tomllib
 
 import pytest
 
+import fedprotip
 from fedprotip import settings as settings_file
 from fedprotip.cli import app as cli
-from fedprotip.cli import display
+from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.settings import load, to_toml
 from fedprotip.store.events import Note, Started, Step
 from tests.small import quick, small
 from tests.stream.trees import class_folders, picture
+from tests.test_resume import stop_after
 
 
 @pytest.fixture
@@ -28,28 +30,10 @@ def settings(tmp_path):
     return path
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedprotip", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    monkeypatch.setattr(cli, "out", cli.Console(width=200))
-    return run
-
-
 def test_run_report_info_resume_extend(tmp_path, call, settings):
     folder = tmp_path / "r"
     code, out, err = call("run", settings, "--set", "train.rounds=2", "--set", "stream.tasks=2", "--out", folder)
-    assert (code, err) == (0, "")  # quiet when not on a terminal
+    assert (code, err.count("run: ")) == (0, 3), err  # the start and both tasks
     assert "aware" in out
     assert str(folder / "report.html") in out
     saved = tomllib.loads((folder / "settings.toml").read_text())
@@ -239,7 +223,7 @@ def test_the_default_folder_is_free_and_options_of_others_are_noted(tmp_path, ca
         )
         assert code == 0
         assert (tmp_path / "runs" / expected / "summary.json").exists()
-        assert len(err.strip().splitlines()) == 1
+        assert err.count("run: ") == 4  # the start and three tasks
         assert "'fedavg' has no settings method.threshold" in err
 
 
@@ -250,17 +234,19 @@ def test_python_dash_m_and_version():
         assert "fedprotip" in done.stdout
 
 
-def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, settings):
+def test_changed_data_is_one_sentence_and_accepted_on_request(tmp_path, call, monkeypatch):
     class_folders(tmp_path / "photos", "bcde", size=(8, 8))
-    options = ["data.name=own", f"data.source={tmp_path / 'photos'}", "stream.tasks=1", "train.rounds=1"]
-    sets = [word for option in options for word in ("--set", option)]
-    assert call("run", settings, *sets, "--out", tmp_path / "r")[0] == 0
-    picture(tmp_path / "photos" / "b" / "000.png", size=(8, 8), seed=9)
-    code, _, err = call("extend", tmp_path / "r")
+    data = {"name": "own", "source": str(tmp_path / "photos")}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(small("train.rounds=1", "stream.tasks=2", data=data), out=tmp_path / "r")
+    picture(tmp_path / "photos" / "e" / "000.png", size=(8, 8), seed=9)
+    code, _, err = call("resume", tmp_path / "r")
     assert (code, err.count("\n")) == (2, 1)
-    assert "training samples of 'b': 1 changed (b/000.png); put it back, or go on with it by --accept-data." in err
-    assert call("extend", tmp_path / "r", "--accept-data")[0] == 0
+    assert "training samples of 'e': 1 changed (e/000.png); put it back, or go on with it by --accept-data." in err
     assert call("resume", tmp_path / "r", "--accept-data")[0] == 0
+    assert call("extend", tmp_path / "r", "--accept-data")[0] == 2
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
@@ -309,7 +295,7 @@ def test_labels_command_neither_terminal_nor_page(tmp_path, call):
 def test_bars_command_no_terminal():
     shown = io.StringIO()
     console = cli.Console(file=shown, force_terminal=True, width=200, highlight=False)
-    with display.ProgressDisplay(console, runs=2) as progress:
+    with ProgressDisplay(console, runs=2) as progress:
         bar = progress.of("x\x1b[2J[/bold]\x9b")
         bar(Started(folder="r", tasks=1, rounds=1, done=0))
         bar(Note(text="note\x1b[2J[/dim]\nsecond line"))
@@ -392,8 +378,8 @@ def test_the_demo_has_lda_as_a_row_and_single_of_every_method(tmp_path, call, mo
     monkeypatch.setattr("fedprotip.report.page.write_report", lambda folder: None)
     few = ["train.rounds=1", "train.epochs=1", "model.width=8", "stream.tasks=2", "data.train_limit=200"]
 
-    def load(source=None, overrides=(), note=lambda text: None):
-        return original(source, [*overrides, *few], note)
+    def load(source=None, overrides=(), note=lambda text: None, preset=""):
+        return original(source, [*overrides, *few], note, preset)
 
     monkeypatch.setattr(settings_file, "load", load)
     code, out, _ = call("demo", "--out", tmp_path / "demo")

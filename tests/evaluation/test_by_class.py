@@ -62,7 +62,7 @@ def test_they_are_the_answers_of_mode_single_or_agnostic(routed):
 def test_a_site_with_test_samples_is_measured_by_name():
     owners = torch.arange(sum(COUNTS)) % 3
     raw = {"stream": {"tasks": 3, "source": "columns"}}
-    clients = {"train_clients": torch.arange(120) % 3, "test_clients": owners, "client_names": {1: "north"}}
+    clients = {"train_clients": torch.arange(120) % 3, "test_clients": owners, "clients": ("0", "north", "2")}
     settings, stream = made(raw, **clients)
     rows, answers = answered(stream, settings)
     assert answers.sites.measured

@@ -80,12 +80,12 @@ def test_without_statistics_nothing_is_said(world):
     assert measured(network, [(drawn(labels, chance), labels)], without, torch.zeros(8, dtype=torch.int64)) == []
 
 
-def test_a_task_without_samples_has_not_drifted(world):
+def test_a_task_without_samples_was_not_measured(world):
     network, inference, chance = world
     labels = torch.arange(8) % 2
     found = measured(network, [(drawn(labels, chance), labels)], inference, torch.zeros(8, dtype=torch.int64))
     assert found[0] > 0
-    assert found[1] == 0
+    assert found[1] is None
 
 
 def test_drift_is_the_same_in_one_batch_and_in_many(world):
@@ -95,7 +95,7 @@ def test_drift_is_the_same_in_one_batch_and_in_many(world):
     tasks = torch.zeros(60, dtype=torch.int64)
     whole = measured(network, [(images, labels)], inference, tasks)
     parts = measured(network, zip(images.split(7), labels.split(7), strict=True), inference, tasks)
-    assert whole == pytest.approx(parts, rel=1e-4)
+    assert whole[0] == pytest.approx(parts[0], rel=1e-4)
 
 
 def test_samples_of_the_next_task_are_compared_with_known_ones():

@@ -42,3 +42,10 @@ def test_one_task_forgets_nothing():
 def test_the_last_row_is_not_among_the_maxima():
     """Learning that comes back counts as negative forgetting."""
     assert forgetting([[50.0], [80.0, 90.0]]) == -15.0
+
+
+def test_what_was_not_measured_is_left_out():
+    matrix = [[90.0], [80.0, 100.0], [None, 70.0, 60.0]]
+    assert average_accuracy(matrix) == 65
+    assert forgetting(matrix) == 15
+    assert forgetting([[None], [80.0, 100.0]]) == 0

@@ -343,7 +343,7 @@ def test_a_full_disk_is_not_the_fault_of_a_client(tmp_path, monkeypatch):
         original, seen = ObjectFolder.write, []
 
         def failing(self, tensors):
-            if "moment" in tensors:
+            if "root" in tensors:
                 seen.append(1)
                 if len(seen) == 2:
                     raise OSError(28, "No space left on device")

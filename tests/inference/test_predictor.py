@@ -145,7 +145,9 @@ def test_whoever_knows_the_task_gets_answers_of_it(predictor, stream):
     answers = predictor.predict(images, task=2)
     assert {answer.label for answer in answers} <= {"4", "5"}
     assert {(answer.task, answer.task_probability) for answer in answers} == {(2, 1.0)}
-    with pytest.raises(fedprotip.UsageError, match=r"task = 3: this run has learned the tasks 0 to 2\."):
+    with pytest.raises(
+        fedprotip.UsageError, match=r"task = 3: tasks count from 0, and this run has learned 3 of them\."
+    ):
         predictor.predict(images, task=3)
 
 

@@ -9,7 +9,7 @@ from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts import references
 from fedprotip.methods.parts.bases import SIGMA
-from fedprotip.methods.parts.moments import Moments
+from fedprotip.methods.parts.moments import Moments, kept_moments
 from fedprotip.methods.parts.protection import ROUTING
 from fedprotip.methods.state import Knowledge
 from fedprotip.models import build_network
@@ -101,10 +101,26 @@ def test_every_image_passes_once_for_columns_and_moments(make):
     hook.remove()
     assert [len(features) for features in passed] == [32, 8]
     features = torch.cat([network.embed(batch) for batch in local.images(40, 40)]).double()
-    kept = local.own.get("moment-0")
+    kept = kept_moments(local, 0)
     assert kept["samples"] == 40
-    assert torch.allclose(kept["moment"], features.T @ features)
+    assert torch.allclose(kept["moment"], features.T @ features, rtol=1e-5)
     assert torch.allclose(kept["sum"], features.sum(0))
+
+
+@pytest.mark.parametrize(("parts", "numbers"), [((3, 4), 24 * 7 - 21), ((900, 900, 9), 24 * 25 // 2), ((1,), 24)])
+def test_a_moment_is_kept_by_its_root(make, parts, numbers):
+    """Fewer samples than features, more of them, and one; what is kept is small and gives the moment back."""
+    local, moments = make()[2](0), Moments(24)
+    features = torch.randn(sum(parts), 24, generator=torch.Generator().manual_seed(0))
+    for part in features.split(parts):
+        moments.add(part)
+    moments.keep(local)
+    assert local.own.get("moment-0")["root"].shape == (numbers,)
+    expected = features.double().T @ features.double()
+    assert torch.allclose(kept_moments(local, 0)["moment"], expected, rtol=1e-5, atol=1e-3)
+    assert torch.allclose(moments.moment, expected)
+    local.own.store.put(local.client, "moment-0", {"moment": expected})  # as earlier versions kept it
+    assert torch.equal(kept_moments(local, 0)["moment"], expected)
 
 
 def test_a_layer_at_full_rank_sends_an_empty_basis_unseen(make, monkeypatch):

@@ -188,10 +188,8 @@ def test_a_sure_answer_is_in_the_last_bin(tmp_path: Path) -> None:
 
 def test_unknown_inputs_are_one_sentence(tmp_path: Path) -> None:
     run = load(tmp_path / "run")
-    assert (
-        "an AUROC of 0.89 by the distance to the nearest class mean and 0.73 by the outputs of the heads"
-        in finding.confidence(run).intro
-    )
+    said = "an AUROC of 0.89 by the distance to all samples where the network sees first and 0.73 by the outputs"
+    assert said in finding.confidence(run).intro
     assert "AUROC" not in finding.confidence(change(run.folder, unknown={})).intro
 
 

@@ -195,7 +195,7 @@ def make_finding(tasks: int) -> dict[str, Any]:
             }
             for mode in MODE_SCALES
         },
-        "unknown": {"mahalanobis": 0.887, "energy": 0.731},
+        "unknown": {"odd": 0.887, "energy": 0.731},
         "sweeps": {
             "sizes": sizes,
             "size": {"cosine": [70.0 + 3 * i for i in range(8)], "fused": [94.0 + i / 8 for i in range(8)]},

@@ -120,7 +120,7 @@ BAD = {
     "label 100": (label_100, ["train.bin: a label is not a whole number from 0 to 99"]),
     "digit 10": (digit_ten, ["usps.npz: a label of y_test is out of range, 0 to 9"]),
     "empty folder": (empty_folder, ["Class 'eel' is empty"]),
-    "class without training": (class_only_tested, ["Class 'eel'", "no training samples"]),
+    "class without training": (class_only_tested, ["(eel)", "no training samples"]),
     "empty rendition": (empty_rendition, ["Class n00000042 of ImageNet-R is empty"]),
     "few samples": (few_samples, ["3 training samples for 4 clients", "clients.count = 3"]),
     "damaged small picture": (lambda here: damaged_picture(here, (20, 16)), ["dog/004.png cannot be read"]),
@@ -164,7 +164,8 @@ def test_a_picture_that_breaks_during_a_run_stops_it_and_resume_loses_nothing(co
     broken.write_bytes(whole[:-30])
     code, out, err = command("run", *settings, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
-    (sentence,) = err.strip().splitlines()
+    *progress, sentence = err.strip().splitlines()
+    assert all(line.startswith("run: ") for line in progress)
     assert f"{broken} cannot be read as an image" in sentence
     assert "mend it and run or resume again" in sentence
     assert "failure" not in (tmp_path / "run" / "events.jsonl").read_text()

@@ -47,7 +47,7 @@ def test_clients_share_a_task_out_without_loss(counts, clients, partition, alpha
     dataset = made_dataset(counts, [1] * len(counts))
     found = stream(
         dataset,
-        {"count": clients, "partition": partition, "alpha": alpha},
+        {"count": clients, "partition": partition, "alpha": alpha, "held_back": 0.0},
         seed,
         tasks=2,
         overlap=overlap,
@@ -245,7 +245,7 @@ def test_impossible_domain_streams_are_one_sentence(dataset, settings, parts):
 
 @pytest.mark.parametrize(("train", "test", "part"), [((3, 0), (1, 1), "training"), ((3, 3), (1, 0), "test")])
 def test_a_task_without_samples_is_refused_before_any_work(train, test, part):
-    with pytest.raises(UsageError, match=rf"Task 1 \(class 1\) has no {part} samples"):
+    with pytest.raises(UsageError, match=rf"Task 2 \(class 1\) has no {part} samples"):
         stream(made_dataset(train, test), tasks=2)
 
 

@@ -26,6 +26,8 @@ from fedprotip import settings as settings_file
 from fedprotip.cli import data as data_cli
 from fedprotip.cli import display
 from fedprotip.cli.display import Console
+from fedprotip.cli.options import Imports, Json, Overrides
+from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.report import comparison_rows, write_comparison, write_report
@@ -42,14 +44,13 @@ app = typer.Typer(
 app.add_typer(data_cli.app, name="data")
 out, err = Console(), Console(stderr=True)
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be given again."),
-]
 Preset = Annotated[
     str, typer.Option(metavar="NAME", help="Start from settings that come with the package: paper.", show_default=False)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Moved = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Where the data is now: data.source=… or data.root=…"),
+]
 AcceptData = Annotated[
     bool,
     typer.Option("--accept-data", help="Go on although samples were added, removed or changed, where that is honest."),
@@ -65,6 +66,7 @@ Source = Annotated[
 def run(
     settings: Source = None,
     overrides: Overrides = None,
+    imports: Imports = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder, empty or missing.")] = None,
     preset: Preset = "",
     as_json: Json = False,
@@ -73,16 +75,21 @@ def run(
 
     Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
     """
-    with display.ProgressDisplay(err) as progress:
+    with ProgressDisplay(err) as progress:
         summary = api.run(settings, overrides or [], folder, [progress], preset)
     _show_run(Path(progress.folder), summary, as_json)
 
 
 @app.command()
-def resume(folder: Run, accept_data: AcceptData = False, as_json: Json = False) -> None:
-    """Continue an interrupted run. It ends with exactly the result it would have had."""
-    with display.ProgressDisplay(err) as progress:
-        summary = api.resume(folder, [progress], accept_data)
+def resume(
+    folder: Run, moved: Moved = None, accept_data: AcceptData = False, imports: Imports = None, as_json: Json = False
+) -> None:
+    """Continue an interrupted run. It ends with exactly the result it would have had.
+
+    Example: [bold]fedprotip resume runs/mine --set data.source=elsewhere/photos[/bold]
+    """
+    with ProgressDisplay(err) as progress:
+        summary = api.resume(folder, [progress], accept_data, moved or [])
     _show_run(folder, summary, as_json)
 
 
@@ -93,15 +100,17 @@ def extend(
     clients: Annotated[
         str | None, typer.Option(help="Clients that take part from now on, such as 0-2,7; default: the same.")
     ] = None,
+    moved: Moved = None,
     accept_data: AcceptData = False,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Continue a finished run with the next task, also with clients that left or joined meanwhile.
 
     Example: [bold]fedprotip extend runs/mine --tasks 1 --clients 0-3,5[/bold]
     """
-    with display.ProgressDisplay(err) as progress:
-        summary = api.extend(folder, tasks, clients, [progress], accept_data)
+    with ProgressDisplay(err) as progress:
+        summary = api.extend(folder, tasks, clients, [progress], accept_data, moved or [])
     _show_run(folder, summary, as_json)
 
 
@@ -123,6 +132,7 @@ def compare(
         typer.Argument(metavar="[SETTINGS.toml | DIR…]", help="Settings to run, or run folders.", show_default=False),
     ] = None,
     overrides: Overrides = None,
+    imports: Imports = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     vary: Annotated[
@@ -156,6 +166,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Runs of every row, with seeds 0, 1, …")] = 3,
     only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Rows, also as 'cifar100-a0.5-*'.")] = None,
     overrides: Overrides = None,
+    imports: Imports = None,
     listed: Annotated[bool, typer.Option("--list", help="List tables, figures and their rows.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: the table from finished cells.")] = False,
     results: Annotated[Path, typer.Option(help="Finished cells, small JSON files.")] = Path("results"),
@@ -175,7 +186,7 @@ def reproduce(
         return
     if not show:
         plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
-        with display.ProgressDisplay(err, runs=len(plan.cells)) as progress:
+        with ProgressDisplay(err, runs=len(plan.cells)) as progress:
             reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
         for row, why in plan.skipped.items():
             err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
@@ -198,6 +209,7 @@ def report(folder: Run) -> None:
 def settings(
     method: Annotated[str, typer.Option(help="Show the settings of this method.")] = "fedprotip",
     preset: Preset = "",
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """All settings with their documentation and defaults, as a TOML file to start from.
@@ -205,6 +217,8 @@ def settings(
     Example: [bold]fedprotip settings > my.toml[/bold]
     """
     if as_json:
+        for problem in settings_file.load_offered("method.name"):
+            err.print(f"[yellow]{display.plain(problem)}", soft_wrap=True)
         display.print_json(settings_file.documentation())
     else:
         print(
@@ -214,7 +228,7 @@ def settings(
 
 
 @app.command()
-def info(folder: Run, as_json: Json = False) -> None:
+def info(folder: Run, imports: Imports = None, as_json: Json = False) -> None:
     """What a run folder holds: state, result, versions, and whether its files are intact."""
     facts = api.inspect(folder)
     if as_json:
@@ -237,7 +251,7 @@ def _compare_cells(
     except ValueError:
         raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
     planned = cells.plan_cells(source, overrides, methods, numbers, vary)
-    with display.ProgressDisplay(err, runs=len(planned)) as progress:
+    with ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
     _show_comparison(folders, folder, as_json)
 

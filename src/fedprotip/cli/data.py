@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedprotip import settings as settings_file
 from fedprotip.cli.display import Console, plain, print_json
+from fedprotip.cli.options import Imports, Json, Overrides
 from fedprotip.errors import UsageError
 from fedprotip.stream.archives import get as get_archive
 from fedprotip.stream.datasets import layouts, missing
@@ -26,7 +27,6 @@ app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check your ow
 out, err = Console(), Console(stderr=True)
 SHOWN = 20
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 Root = Annotated[
     Path | None,
     typer.Option("--root", help="Folder of the datasets.", envvar="FEDPROTIP_DATA", show_default=False),
@@ -34,8 +34,10 @@ Root = Annotated[
 
 
 @app.command("list")
-def list_(root: Root = None, as_json: Json = False) -> None:
+def list_(root: Root = None, imports: Imports = None, as_json: Json = False) -> None:
     """All datasets, what they need, and whether that is under the data root."""
+    for problem in settings_file.load_offered("data.name"):
+        err.print(f"[yellow]{plain(problem)}", soft_wrap=True)
     rows = [_row(name, choices, root) for name, choices in sorted(layouts().items())]
     if as_json:
         print_json(rows)
@@ -50,24 +52,24 @@ def list_(root: Root = None, as_json: Json = False) -> None:
 @app.command()
 def check(
     source: Annotated[str, typer.Argument(metavar="SOURCE|NAME", help="Folder, file or dataset.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the run; may be given again."),
-    ] = None,
+    overrides: Overrides = None,
     settings: Annotated[
         Path | None, typer.Option("--settings", help="Settings file of the run.", show_default=False)
     ] = None,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Counts per class, task and client, files that cannot be read, and what a run would do.
 
     Example: [bold]fedprotip data check photos/ --set stream.tasks=3[/bold]
     """
-    chosen = {"data.name": source} if source in layouts() else {"data.name": "own", "data.source": source}
+    known = settings_file.is_known("data.name", source)
+    chosen = {"data.name": source} if known else {"data.name": "own", "data.source": source}
     changes = [*(f"{key}={settings_file.as_text(value)}" for key, value in chosen.items()), *(overrides or [])]
     facts = inspect_data(settings_file.load(settings, changes), _watch)
     words = ["fedprotip", "run", *([str(settings)] if settings else [])]
-    facts["command"] = shlex.join([*words, *(word for change in changes for word in ("--set", change))])
+    options = [*(("--import", module) for module in imports or []), *(("--set", change) for change in changes)]
+    facts["command"] = shlex.join([*words, *(word for option in options for word in option)])
     if as_json:
         print_json(facts)
     else:
@@ -132,7 +134,7 @@ def _print_tasks(tasks: list[dict[str, Any]]) -> None:
     for task in tasks[:SHOWN]:
         words = [_short(text) for text in (task["name"], ", ".join(task["classes"]))]
         counts = [task[key] for key in ("train", "held_back", "test", *["unused"] * unused)]
-        table.add_row(str(task["index"]), *words, *map(str, counts))
+        table.add_row(str(task["index"] + 1), *words, *map(str, counts))
     out.print(table)
     _say_rest(tasks, "tasks")
 
@@ -140,7 +142,7 @@ def _print_tasks(tasks: list[dict[str, Any]]) -> None:
 def _print_clients(tasks: list[dict[str, Any]]) -> None:
     """Of every client what it trains on and, where it does, holds back, task by task."""
     names = list(dict.fromkeys(name for task in tasks for name in task["clients"]))
-    table = Table("client", *(f"task {task['index']}" for task in tasks[:SHOWN]))
+    table = Table("client", *(f"task {task['index'] + 1}" for task in tasks[:SHOWN]))
     for name in names[:SHOWN]:
         cells = []
         for task in tasks[:SHOWN]:

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress while a run works, tables when it is done.
+"""What a person sees in the terminal: tables when a run is done; `progress.py` has what is shown while it works.
 
 Labels, names of files and settings may come from anywhere. None of their characters commands the terminal: `Console`
 and `print_json` are the only ways out.
@@ -8,18 +8,14 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich import console as rich_console
-from rich import progress as bars
 from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 
-from fedprotip.errors import RunError
 from fedprotip.report.text import STAND_IN, STAND_IN_NOTE
-from fedprotip.store.events import Event, Failure, Note, RoundDone, Started, Step, TaskDone, Warned
 from fedprotip.store.results import Summary, standing_for
 
 MEANINGS = {  # first what a user gets
@@ -66,88 +62,6 @@ def print_json(value: Any) -> None:
     """For programs; characters that a terminal would obey are escaped, as JSON can."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     print("\n".join(COMMANDS.sub(lambda m: f"\\u{ord(m[0]):04x}", line) for line in text.split("\n")))
-
-
-class ProgressDisplay:
-    """A bar over all rounds with loss, accuracy and time left; silent when stderr is not a terminal.
-
-    Is itself an observer of events. For several runs, `of(name)` gives an observer for each.
-    """
-
-    def __init__(self, console: Console, runs: int = 1) -> None:
-        self._console, self._runs = console, runs
-        self._bars = bars.Progress(
-            bars.TextColumn("[bold]{task.description}"),
-            bars.BarColumn(),
-            bars.TextColumn("{task.percentage:>3.0f}%"),
-            bars.TimeRemainingColumn(),
-            bars.TextColumn("{task.fields[note]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._started = 0
-        self.folder = ""
-
-    def __enter__(self) -> "ProgressDisplay":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-        if isinstance(error, KeyboardInterrupt) and self.folder:
-            raise RunError(f"Stopped; nothing is lost. Continue with: fedprotip resume {self.folder}") from None
-
-    def of(self, name: str) -> "_Bar":
-        self._started += 1
-        return _Bar(self, plain(f"{name} ({self._started}/{self._runs})" if self._runs > 1 else name))
-
-    def __call__(self, event: Event) -> None:
-        if not hasattr(self, "_bar"):
-            self._bar = self.of("run")
-        self._bar(event)
-
-
-class _Bar:
-    """The bar of one run."""
-
-    def __init__(self, owner: ProgressDisplay, name: str) -> None:
-        self._owner, self._name = owner, name
-        self._bar: bars.TaskID | None = None
-        self._rounds = 1
-        self._accuracy = ""
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case Started():
-                self._owner.folder, self._rounds = event.folder, event.rounds
-                total, done = event.tasks * event.rounds, event.done * event.rounds
-                self._bar = self._owner._bars.add_task(self._name, total=total, completed=done, note="")
-            case RoundDone():
-                loss = "" if event.loss is None else f"loss {event.loss:.3f}"
-                self._show(event.task * self._rounds + event.round + 1, f"task {event.task + 1} · {loss}")
-            case TaskDone():
-                known = [mode for mode in MEANINGS if mode in event.accuracy]
-                self._accuracy = " · ".join(f"{mode} {event.accuracy[mode]:.1f} %" for mode in known)
-                self._show((event.task + 1) * self._rounds, f"task {event.task + 1}")
-            case Step():
-                self._show(None, f"{plain(event.what)} {event.done}/{event.total}")
-            case Note():
-                self._say(f"[dim]{plain(event.text)}")
-            case Warned():
-                self._say(f"[yellow]{plain(event.text)}")
-            case Failure():
-                place = "task end" if event.round is None else f"round {event.round + 1}"
-                what = f"client {event.client} left out in task {event.task + 1}, {place}:"
-                self._say(f"[yellow]{what}[/yellow] {plain(event.reason)}")
-
-    def _say(self, text: str) -> None:
-        self._owner._console.print(text, soft_wrap=True)
-
-    def _show(self, completed: int | None, note: str) -> None:
-        if self._bar is not None:
-            self._owner._bars.update(self._bar, completed=completed, note=f"{note}  {self._accuracy}".strip())
 
 
 def print_summary(console: Console, folder: Path, summary: Summary) -> None:

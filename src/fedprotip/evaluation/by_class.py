@@ -34,7 +34,7 @@ class ByClass:
         taken = torch.cat([pairs, counts[None]]).T.tolist()
         own = self._stream.test_owners
         return {
-            "classes": list(self._stream.dataset.classes),
+            "classes": self._stream.dataset.classes[: 1 + max(max(task.classes) for task in self._stream.tasks)],
             "taken": taken,
             "sites": expected_sites(self._stream, tasks, labels, said == labels)
             if own is None

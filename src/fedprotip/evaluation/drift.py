@@ -8,6 +8,7 @@ from torch import Tensor
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.experts import STATISTICS, StatisticsExpert
 from fedprotip.models.heads import Features
+from fedprotip.store.records import Number
 
 
 class Drift:
@@ -37,13 +38,17 @@ class Drift:
 
         return add
 
-    def by_task(self, seen: int) -> list[float]:
-        """For each of the tasks 0…seen; empty without class statistics."""
+    def by_task(self, seen: int) -> list[Number]:
+        """For each of the tasks 0…seen, None where it has no test samples; empty without class statistics."""
         if self._expert is None:
             return []
         gaussians, rows = self._expert.gaussians, self._expert.rows
         apart = self._sums / self._counts[:, None] - gaussians.centres[rows]
         beyond = (apart.square().sum(1) - apart.shape[1] / self._counts).clamp_min(0).sqrt()
         known = gaussians.seen[rows] & (self._counts > 0)
-        own = [beyond[known & (self._candidates.tasks == task)] for task in range(seen + 1)]
-        return [float(values.mean()) if len(values) else 0.0 for values in own]
+        found: list[Number] = []
+        for task in range(seen + 1):
+            own = self._candidates.tasks == task
+            values = beyond[known & own]
+            found.append((float(values.mean()) if len(values) else 0.0) if self._counts[own].any() else None)
+        return found

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from fedprotip.evaluation.by_class import ByClass
 from fedprotip.evaluation.confidence import auroc
 from fedprotip.evaluation.confidence import summary as confidence_summary
 from fedprotip.evaluation.drift import Drift
+from fedprotip.evaluation.metrics import mean
 from fedprotip.evaluation.portions import Portion, portions
 from fedprotip.evaluation.sweeps import Sweep
 from fedprotip.inference.answers import Heard, Inference, Routed
@@ -27,6 +27,7 @@ from fedprotip.models.batches import pieces
 from fedprotip.models.heads import Features
 from fedprotip.models.prefix import InputBatch, PrefixCache
 from fedprotip.settings import Settings
+from fedprotip.store.records import Number
 from fedprotip.stream import Stream
 
 ROUTED = ("single", "batch64")
@@ -37,27 +38,30 @@ TOGETHER = 256
 
 @dataclass
 class Evaluation:
-    """Results after one task: per mode the accuracy (%) of every task seen, and how routing did."""
+    """Results after one task: per mode the accuracy (%) of every task seen, and how routing did.
 
-    accuracy: dict[str, list[float]]
-    routing: dict[str, list[float]]  # mode → share of samples sent to a right task, by task
+    A task of which no test samples are left has None everywhere.
+    """
+
+    accuracy: dict[str, list[Number]]
+    routing: dict[str, list[Number]]  # mode → share of samples sent to a right task, by task
     confusion: dict[str, list[list[int]]]  # mode → decisions, rows = true task, columns = predicted
-    ways: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
+    ways: dict[str, dict[str, list[Number]]] = field(default_factory=dict)  # way → mode and routing_mode → by task
     chosen: str = ""  # the configured way
-    drift: list[float] = field(default_factory=list)  # by task: how far class means are from their statistics
+    drift: list[Number] = field(default_factory=list)  # by task: how far class means are from their statistics
     confidence: dict[str, Any] = field(default_factory=dict)  # of mode single
     inside: dict[str, list[float]] = field(default_factory=dict)  # how unusual known samples look: quantiles
     sweeps: dict[str, Any] = field(default_factory=dict)  # after the last task
     answers: dict[str, Any] = field(default_factory=dict)  # after the last task: by class and by site
 
     def means(self) -> dict[str, float]:
-        return {mode: float(np.mean(values)) for mode, values in self.accuracy.items()}
+        return {mode: mean(values) for mode, values in self.accuracy.items()}
 
-    def found(self) -> dict[str, dict[str, list[float]]]:
+    def found(self) -> dict[str, dict[str, list[Number]]]:
         """Way → mode → share of samples sent to a right task, by task."""
         return {way: {mode: figures[f"routing_{mode}"] for mode in ROUTED} for way, figures in self.ways.items()}
 
-    def enter(self, matrix: dict[str, list[list[float]]], routing: dict[str, Any]) -> None:
+    def enter(self, matrix: dict[str, list[list[Number]]], routing: dict[str, Any]) -> None:
         """Append a row to the accuracy matrices; keep the newest routing, and every row of the drift."""
         for mode, values in self.accuracy.items():
             matrix.setdefault(mode, []).append(values)

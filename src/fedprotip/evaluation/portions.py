@@ -11,6 +11,7 @@ from torch import Tensor
 from fedprotip.inference.answers import Routed
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
+from fedprotip.store.records import Number, finite
 from fedprotip.stream import Stream
 
 PORTION = 2**21
@@ -33,20 +34,23 @@ class Portion:
         """The task of every sample (n,)."""
         return torch.repeat_interleave(torch.tensor(self.tasks), self.sizes)
 
-    def mean(self, values: Tensor, samples: Tensor | None = None) -> list[float]:
-        """The mean by task of values (m,) that belong to these samples (m,); by default to all of them in order."""
+    def mean(self, values: Tensor, samples: Tensor | None = None) -> list[Number]:
+        """The mean by task of values (m,) that belong to these samples (m,); by default to all of them in order.
+
+        A task without samples has none.
+        """
         owners = (self.owners if samples is None else self.owners[samples]) - self.tasks.start
         counts = torch.bincount(owners, minlength=len(self.tasks))
-        sums: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
-        return sums.tolist()
+        means: Tensor = torch.bincount(owners, values.double(), len(self.tasks)) / counts
+        return [finite(mean) for mean in means.tolist()]
 
     def groups(self, settings: Settings, size: int = 0) -> list[Tensor]:
         """`draw_groups` of every task, each of the samples of this portion."""
         drawn = [draw_groups(task, int(n), settings, size) for task, n in zip(self.tasks, self.sizes, strict=True)]
         return [start + group for start, found in zip(self.starts, drawn, strict=True) for group in found]
 
-    def percent(self, right: Tensor, samples: Tensor | None = None) -> list[float]:
-        return [100 * share for share in self.mean(right, samples)]
+    def percent(self, right: Tensor, samples: Tensor | None = None) -> list[Number]:
+        return [None if share is None else 100 * share for share in self.mean(right, samples)]
 
     def confusion(self, routed: Routed) -> list[list[int]]:
         """How often groups of each task were sent to every task."""
@@ -61,7 +65,8 @@ def portions(stream: Stream, candidates: int, seen: int, settings: Settings) -> 
     """Tasks 0…seen in parts of about PORTION scores, `candidates` a sample: small tasks together, large ones alone."""
     drawn, first, held = settings.evaluate.group * settings.evaluate.draws, 0, 0
     for task in range(seen + 1):
-        size = max(len(stream.tasks[task].test), drawn) * candidates
+        samples = len(stream.tasks[task].test)
+        size = max(samples, drawn) * candidates if samples else 0
         if held and held + size > PORTION:
             yield range(first, task)
             first, held = task, 0
@@ -82,5 +87,5 @@ def draw_groups(task: int, samples: int, settings: Settings, size: int = 0) -> l
 @lru_cache(1024)
 def _drawn(task: int, samples: int, seed: int, size: int, decisions: int) -> list[Tensor]:
     rng = numpy_stream(seed, "groups", task)
-    draws = math.ceil(decisions / math.ceil(samples / size))
+    draws = math.ceil(decisions / math.ceil(samples / size)) if samples else 0
     return [group for _ in range(draws) for group in torch.from_numpy(rng.permutation(samples)).split(size)]

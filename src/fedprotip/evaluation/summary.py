@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from fedprotip.evaluation.metrics import average_accuracy, forgetting
+from fedprotip.evaluation.metrics import average_accuracy, forgetting, mean
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event, TaskDone
 from fedprotip.store.results import RoutingOverTasks, Summary
@@ -16,10 +16,9 @@ def summarise(
     matrix, routing = progress["matrix"], progress["routing"]
     by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
     accuracy = {mode: average_accuracy(rows) for mode, rows in matrix.items()}
-    shares = {mode: sum(values) / len(values) for mode, values in by_task.items()}
+    shares = {mode: mean(values) for mode, values in by_task.items()}
     routers = {
-        way: {key: sum(values) / len(values) for key, values in figures.items()}
-        for way, figures in routing.get("ways", {}).items()
+        way: {key: mean(values) for key, values in figures.items()} for way, figures in routing.get("ways", {}).items()
     }
     figures = {
         "method": settings.method.name,

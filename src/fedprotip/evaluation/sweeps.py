@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedprotip.evaluation.metrics import mean
 from fedprotip.evaluation.portions import Portion
 from fedprotip.inference.answers import Heard, Inference, Opinion, Way
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import Settings
+from fedprotip.store.records import Number
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 PURITIES = (1.0, 0.75, 0.5)
@@ -63,7 +65,7 @@ class Sweep:
 
     def __init__(self, inference: Inference, settings: Settings) -> None:
         self._inference, self._settings = inference, settings
-        self._by_size: dict[str, list[list[float]]] = {name: [[] for _ in SIZES] for name in inference.ways}
+        self._by_size: dict[str, list[list[Number]]] = {name: [[] for _ in SIZES] for name in inference.ways}
         self._parts: list[tuple[Heard, Tensor]] = []
 
     def add(self, heard: Heard, labels: Tensor, portion: Portion) -> None:
@@ -83,7 +85,7 @@ class Sweep:
         heard = Heard.joined([part for part, _ in self._parts])
         labels = torch.cat([labels for _, labels in self._parts])
         tasks = torch.repeat_interleave(torch.tensor([len(labels) for _, labels in self._parts]))
-        by_size = {name: [sum(by_task) / len(by_task) for by_task in rows] for name, rows in self._by_size.items()}
+        by_size = {name: [mean(by_task) for by_task in rows] for name, rows in self._by_size.items()}
         by_purity = {}
         mixed = [self._groups(tasks, GROUP, share) for share in PURITIES]
         for name, way in self._inference.ways.items():
@@ -98,7 +100,7 @@ class Sweep:
         rng = numpy_stream(self._settings.run.seed, "sweep-groups", size, round(100 * purity))
         draws = max(self._settings.evaluate.draws, Sweep.SAMPLES // size)
         groups, numbers = [], np.arange(len(tasks))
-        for task in range(int(tasks.max()) + 1):
+        for task in tasks.unique().tolist():
             own, others = numbers[tasks.numpy() == task], numbers[tasks.numpy() != task]
             count = round(size * purity) if len(others) else size
             for _ in range(draws):

@@ -1,7 +1,7 @@
 """What a run writes down as it goes: events, the ledger of all messages, seconds, checkpoints."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -9,7 +9,7 @@ import torch
 
 from fedprotip.federation.server import Progress, Server
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.events import Absent, Event, Failure, Observer
+from fedprotip.store.events import Absent, Event, Failure, Observer, Warned
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import Peak, peak_rss_mb, watched
@@ -68,6 +68,10 @@ class Journal:
 
     def absent(self, task: int, clients: list[int]) -> None:
         self.event(Absent(task=task, clients=clients, reason="no data of this task"))
+
+    def warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.event(Warned(text=text))
 
     @contextmanager
     def phase(self, progress: Progress, name: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.evaluation.evaluate import evaluate, evaluate_unknown
+from fedprotip.federation import concerns
 from fedprotip.federation.conversation import converse
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.geometry import Probe
@@ -35,7 +36,9 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
         before = dict(progress.seconds)
         server.begin_task(task)
         progress.routing.pop("answers", None)  # of an earlier end: long, and made anew at the next one
+        full = concerns.full(server)
         if progress.round == 0:
+            journal.warn(concerns.at_start(server) if task == 0 else ())
             with journal.phase(progress, "evaluate"):
                 meet_task(server, task)
             with journal.phase(progress, "train"):
@@ -58,11 +61,13 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
                 probe.finish_task(task)
         with journal.phase(progress, "evaluate"):
             evaluation = evaluate(server.predictor(task), server.stream, task, settings, server.cache)
+            ways = progress.routing.get("ways", {})
             evaluation.enter(progress.matrix, progress.routing)
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.site.known)
         found = {"accuracy": evaluation.means(), "router": evaluation.chosen, "routing": evaluation.found()}
         journal.event(TaskDone(task=task, seconds=seconds, **found, ranks=ranks, dims=dims))
+        journal.warn(concerns.after_task(server, evaluation, full, ways))
         progress.task, progress.round, progress.present = task + 1, 0, {}
         journal.checkpoint(server, probe.tensors() if probe else {})
 

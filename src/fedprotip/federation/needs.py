@@ -44,7 +44,7 @@ def needs(settings: Settings, method: Method, stream: Stream) -> list[Need]:
     """What is known before there is a network. Lower bounds: each is held at one moment of the run."""
     run, evaluate, train = settings.run, settings.evaluate, settings.train
     channels, height, width = stream.dataset.image_shape
-    tests = [len(task.test) for task in stream.tasks]
+    tests = [len(task.test) for task in stream.tasks if len(task.test)]
     pixels = min(PIECE, evaluate.batch, max(tests)) * channels * height * width
     weights = _weights(settings, stream) * (2 if run.engine == "local" else 1)
     found = [

@@ -50,7 +50,7 @@ class Progress:
     failing: list[int] = field(default_factory=list)  # clients that were asked in them
     failures: dict[str, int] = field(default_factory=dict)  # reason → how often
     last_failure: str = "no client has data"
-    matrix: dict[str, list[list[float]]] = field(default_factory=dict)  # mode → row per evaluation
+    matrix: dict[str, list[list[Number]]] = field(default_factory=dict)  # mode → row per evaluation
     routing: dict[str, Any] = field(default_factory=dict)  # of the last evaluation
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "task_end": 0.0, "evaluate": 0.0})

@@ -16,14 +16,16 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedprotip.errors import RunError, UsageError
+from fedprotip.errors import RunError, UnknownName, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
+from fedprotip.inference.parts import EXPERTS, ROUTERS
 from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
 from fedprotip.models.heads import Features, builder_of
 from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import ambient_stream
+from fedprotip.settings import known
 from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
@@ -61,7 +63,7 @@ class Answer:
     """Empty: nothing is known about the task that was given."""
     probability: float
     task: int
-    """The likeliest one."""
+    """The likeliest one, counted from 0."""
     task_probability: float
     unusual: float
     """The share of held-back samples (`clients.held_back`) that look less strange; above 0.95 better say: unknown."""
@@ -82,10 +84,12 @@ class Predictor:
 
         Args:
             together: the images came together, so they may be of one task: evidence adds up. Else each decides alone.
-            task: the task of the images, where it is known.
+            task: the task of the images, counted from 0, where it is known.
         """
         if task is not None and not 0 <= task < len(self.plan.tasks):
-            raise UsageError(f"task = {task}: this run has learned the tasks 0 to {len(self.plan.tasks) - 1}.")
+            raise UsageError(
+                f"task = {task}: tasks count from 0, and this run has learned {len(self.plan.tasks)} of them."
+            )
         heard = self.hear(images)
         routed = self._routed(heard, together, task)
         tasks = (routed.decisions[routed.groups] / self.inference.calibration.temperature).softmax(1).max(1)
@@ -168,12 +172,21 @@ def load(folder: str | Path) -> Predictor:
     if BYTES_PER_PIXEL * pixels > machine_bytes():
         raise RunError(f"{run.path / 'plan.json'}: images of {pixels:,} numbers are too large for this machine.")
     try:
+        _have_parts(run, plan)
         predictor = _put_together(run, plan, files)
         predictor.predict(torch.zeros(1, *plan.pixels.given))
         return predictor
     except MISFITS as error:
         told = one_line(f"{type(error).__name__}: {error}", 200)
         raise RunError(f"{run.path}: plan.json and the tensors do not fit together ({told}).") from None
+
+
+def _have_parts(run: RunFolder, plan: Plan) -> None:
+    """Routers and experts come with the module of a method, which an installed package may have."""
+    ways = plan.answering.ways.values()
+    if any(way.router not in ROUTERS for way in ways) or any(name not in EXPERTS for name in plan.answering.experts):
+        with suppress(UnknownName, AttributeError):
+            known("method.name", str(run.manifest_settings().get("method", {}).get("name")))
 
 
 def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor:
@@ -210,10 +223,10 @@ def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
     heads = 1 if plan.model.head == "shared" else len(plan.tasks)
     if plan.model.depth > max(DEEP, len(weights)) or heads > len(weights):
         raise ValueError(f"{heads} heads and model.depth = {plan.model.depth} for {len(weights)} tensors")
-    backbone = None
+    build, backbone = builder_of(plan.model.name), None
     with suppress(*MISFITS), ambient_stream(plan.seed, "init"), torch.device("meta"):
-        backbone = builder_of(plan.model.name)(plan.model, plan.pixels.shape)
-    if backbone is not None:  # one that is not registered is told later, and one of one's own may need real numbers
+        backbone = build(plan.model, plan.pixels.shape)
+    if backbone is not None:  # one of one's own may need real numbers
         own = {f"backbone.{name}": tensor for name, tensor in full_state(backbone).items()}
         _refuse_another(plan, own, {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")})
 

@@ -1,6 +1,7 @@
 """A backbone and its output heads: one per task, or one shared by all domains."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UnknownName, UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
 from fedprotip.models.steps import Hidden, Inputs, advance, pool, run_steps, steps_of
 from fedprotip.models.taps import taps_of
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
-from fedprotip.settings import ModelSettings, Settings, declare
+from fedprotip.settings import ModelSettings, Settings, declare, known
 
 Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
 _builders: dict[str, Builder] = {}
@@ -45,8 +46,15 @@ def register(
 
 
 def builder_of(name: str) -> Builder:
-    """What makes the backbone that is registered under this name."""
-    return _builders[name]
+    """What makes the backbone that is registered under this name, here or by an installed package."""
+    try:
+        known("model.name", name)
+        return _builders[name]
+    except (KeyError, UnknownName):
+        raise UsageError(
+            f"model.name = {name!r} is not registered in this process; "
+            f"first import what calls fedprotip.models.register({name!r})."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleList()
         self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
         self.moving: list[str] = []  # parameters that a task may move; the others need no gradient
+        self.longest = 0  # multiplications of the backbone's longest product for one image, where they were counted
 
     def add_head(self, labels: Sequence[int], seed: int, task: int) -> None:
         """Grow by the head of a new task; a shared head is made once."""
@@ -100,7 +109,7 @@ class Network(nn.Module):
         known = torch.tensor(self.labels[self.head_of(task)], device=labels.device)
         match = labels[:, None] == known
         if not match.any(1).all():
-            raise ValueError(f"a label is not among those of task {task}: {self.labels[self.head_of(task)]}")
+            raise ValueError(f"a label is not among those of task {task + 1}: {self.labels[self.head_of(task)]}")
         return match.int().argmax(1)
 
     def embed(self, inputs: Inputs) -> Tensor:
@@ -138,21 +147,37 @@ def build_network(settings: Settings, image_shape: tuple[int, int, int], routes:
 
 def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: int, shared_head: bool) -> Network:
     """A backbone with seeded weights, without heads."""
-    if model.name not in _builders:
-        raise UsageError(
-            f"model.name = {model.name!r} is not registered in this process; "
-            f"first import what calls fedprotip.models.register({model.name!r})."
-        )
+    build = builder_of(model.name)
     with ambient_stream(seed, "init"):
-        backbone = deepcopy(_builders[model.name](model, image_shape))
-    features, taps = _feature_width(backbone, model.name, image_shape), taps_of(model, backbone)
+        backbone = deepcopy(build(model, image_shape))
+    products: list[int] = []
+    with _counted(backbone, products):
+        features = _feature_width(backbone, model.name, image_shape)
+    taps = taps_of(model, backbone)
     network = Network(backbone, features, shared_head, taps)
+    network.longest = max(products, default=0)
     with torch.no_grad():
         image = torch.zeros(1, *image_shape)
         network.stacked = network.look(image).stacked.shape[1]
         if taps:
             network.first = pool(run_steps(backbone, image, 0, taps[0])).shape[1]
     return network
+
+
+@contextmanager
+def _counted(backbone: nn.Module, products: list[int]) -> Iterator[None]:
+    """Note the multiplications of every product that passes in between."""
+
+    def note(layer: nn.Linear | nn.Conv2d, inputs: object, output: Tensor) -> None:
+        products.append(output.numel() * layer.weight[0].numel())
+
+    layers = [module for module in backbone.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _feature_width(backbone: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:

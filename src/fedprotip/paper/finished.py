@@ -18,7 +18,7 @@ class GeometryMeans(Part):
 class CellSummary(Summary):
     """The summary of a run without its large tables, and a little of its ledger, geometry and memory."""
 
-    matrix: dict[str, list[list[float]]] = {}  # left out
+    matrix: dict[str, list[list[Number]]] = {}  # left out
     curve: dict[str, list[float]]  # mode → average accuracy after each task
     mib_by_task: dict[str, list[float]]  # kind → MiB of one message that a client sends (Table 9)
     geometry: GeometryMeans | None = None

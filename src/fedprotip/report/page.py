@@ -27,7 +27,7 @@ from fedprotip.report.files import save
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
-from fedprotip.report.text import SCENARIOS, method_name, plural, reading, worth
+from fedprotip.report.text import SCENARIOS, method_name, notices, plural, reading, worth
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.results import standing_for
 
@@ -50,11 +50,7 @@ def write_report(folder: Path) -> Path:
             f"seed {summary.seed}",
         ],
         finished=run.finished,
-        accepted=[
-            f"The data changed before round {one.round + 1} of task {one.task + 1}, and the run went on with it: "
-            f"{'; '.join(one.changes)}."
-            for one in (run.manifest.data.accepted if run.manifest.data else [])
-        ],
+        notices=[*notices(run), *run.warnings],
         headline=headline_rows(run),
         first=standing_for("single", summary.accuracy),
         sections=_embedded(run_sections(run), folder),

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.store.answers import Answers
-from fedprotip.store.events import Absent, Failure, TaskDone, Withheld, read_events
+from fedprotip.store.events import Absent, Failure, TaskDone, Warned, Withheld, read_events
 from fedprotip.store.folder import ANSWERS, GEOMETRY, MEMORY, RunFolder
 from fedprotip.store.records import Manifest, Number, read_ledger, read_manifest, read_record, read_text
 from fedprotip.store.results import Geometry, Memory, Summary
@@ -32,6 +32,7 @@ class RunData:
     absences: list[Absent]
     withheld: list[Withheld]
     answers: Answers | None
+    warnings: list[str]
     geometry: Geometry | None
     memory: Memory | None
 
@@ -62,6 +63,7 @@ class RunData:
             absences=[event for event in events if isinstance(event, Absent)],
             withheld=[event for event in events if isinstance(event, Withheld)],
             answers=read_record(Answers, folder / ANSWERS) if has(ANSWERS) else None,
+            warnings=list(dict.fromkeys(event.text for event in events if isinstance(event, Warned))),
             geometry=read_record(Geometry, folder / GEOMETRY) if has(GEOMETRY) else None,
             memory=read_record(Memory, folder / MEMORY) if has(MEMORY) else None,
         )

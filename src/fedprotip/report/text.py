@@ -175,6 +175,19 @@ def reading(run: RunData) -> str:
     return sentence + "."
 
 
+def notices(run: RunData) -> list[str]:
+    """What whoever reads the figures of a run has to know about its data."""
+    said = [
+        f"The data changed before round {one.round + 1} of task {one.task + 1}, and the run went on with it: "
+        f"{'; '.join(one.changes)}."
+        for one in (run.manifest.data.accepted if run.manifest.data else [])
+    ]
+    if gone := [task + 1 for task in run.summary.unmeasured]:
+        which = f"Task {gone[0]} was" if len(gone) == 1 else f"Tasks {ids_text(gone)} were"
+        said.append(f"{which} not evaluated at the end: no test data was left; the figures are about the other tasks.")
+    return said
+
+
 def _lost(points: Number) -> str:
     if points is not None and points < 0.05:
         return "nothing"

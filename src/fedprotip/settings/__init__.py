@@ -4,9 +4,10 @@ fedprotip settings                     # every key with its documentation and de
 fedprotip run my.toml --set train.rounds=5
 """
 
-from fedprotip.settings.loading import documentation, layered, load, preset_settings, to_toml
+from fedprotip.settings.loading import documentation, layered, load, preset_settings, relocated, to_toml
+from fedprotip.settings.names import KNOWN, bring_in, declare, given, is_known, known, load_offered
+from fedprotip.settings.places import placed, seen_from
 from fedprotip.settings.schema import (
-    KNOWN,
     TASKS,
     DataSettings,
     MethodSettings,
@@ -16,7 +17,6 @@ from fedprotip.settings.schema import (
     Settings,
     StreamSettings,
     TrainSettings,
-    declare,
     parse_ids,
 )
 from fedprotip.settings.tomltext import as_text
@@ -33,11 +33,19 @@ __all__ = [
     "StreamSettings",
     "TrainSettings",
     "as_text",
+    "bring_in",
     "declare",
     "documentation",
+    "given",
+    "is_known",
+    "known",
     "layered",
     "load",
+    "load_offered",
     "parse_ids",
+    "placed",
     "preset_settings",
+    "relocated",
+    "seen_from",
     "to_toml",
 ]

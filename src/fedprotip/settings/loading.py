@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedprotip.errors import UsageError, nearest, shortened
-from fedprotip.settings import tomltext
+from fedprotip.settings import places, tomltext
+from fedprotip.settings.names import KNOWN, known, load_offered
 from fedprotip.settings.refusals import sentence
-from fedprotip.settings.schema import HUGE, KNOWN, MANY, Section, Settings, method_class
+from fedprotip.settings.schema import HUGE, MANY, Section, Settings, method_class
 
 PRESETS = ("paper",)
 """Files in `configs/` that `--preset` names."""
@@ -36,7 +37,7 @@ def load(
     elif isinstance(source, Mapping):
         raw = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
     else:
-        raw = tomltext.read(Path(source)) if source is not None else {}
+        raw = places.joined(tomltext.read(Path(source)), Path(source).parent) if source is not None else {}
     for assignment in overrides:
         _assign(raw, assignment)
     if preset:
@@ -50,11 +51,8 @@ def load(
         raise UsageError(sentence(error, raw)) from None
     _refuse_what_toml_cannot_hold(settings)
     _refuse_absurd_numbers(settings)
-    for key in ("data.name", "model.name"):
-        section, field = key.split(".")
-        value = getattr(getattr(settings, section), field)
-        if value not in KNOWN[key]:
-            raise UsageError(f"{key} = {shortened(value)!r} is unknown; {nearest(value, KNOWN[key])}.")
+    for key, value in (("data.name", settings.data.name), ("model.name", settings.model.name)):
+        known(key, value)
     return settings
 
 
@@ -75,6 +73,21 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             both = isinstance(values, Mapping) and isinstance(merged.get(section, {}), Mapping)
             merged[section] = {**merged.get(section, {}), **values} if both else values
     return merged
+
+
+def relocated(settings: Settings, overrides: Iterable[str], folder: Path) -> Settings:
+    """The settings of a run folder, with its data elsewhere; any other change is refused."""
+    given = list(overrides)
+    keys = [assignment.partition("=")[0].strip() for assignment in given]
+    for key in keys:
+        if key not in ("data.root", "data.source"):
+            raise UsageError(
+                f"--set {shortened(key)}: a run that has begun can only be told where its data is now, by data.source "
+                "or data.root; for anything else start another run."
+            )
+    moved = places.seen_from(load({}, given), folder).data.model_dump()
+    new = {key.partition(".")[2]: moved[key.partition(".")[2]] for key in keys}
+    return settings.model_copy(update={"data": settings.data.model_copy(update=new)})
 
 
 def to_toml(settings: Settings, documented: bool = False) -> str:
@@ -184,13 +197,18 @@ def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None])
     if not isinstance(method, dict):
         return
     name = str(method.get("name", "fedprotip"))
-    mine = method_class(name)
-    others = {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
-    foreign = [key for key in method if key not in mine.model_fields and key in others]
+    others = [key for key in method if key not in method_class(name).model_fields]
+    if any(key not in _options_of_methods() for key in others):
+        load_offered("method.name")  # it may be one of theirs
+    foreign = [key for key in others if key in _options_of_methods()]
     for key in foreign:
         del method[key]
     if foreign:
         note(f"{name!r} has no settings {', '.join(f'method.{key}' for key in foreign)}: left aside.")
+
+
+def _options_of_methods() -> set[str]:
+    return {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
 
 
 def _constraint_comment(field: Any) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
-from fedprotip.errors import UsageError, nearest, shortened
+from fedprotip.errors import shortened
+from fedprotip.settings.names import KNOWN, known
 
 MANY, HUGE = 10**9, 1e30
 """Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
@@ -50,13 +51,16 @@ class DataSettings(Section):
         "Left unsaid with data.source: own.",
     )
     root: PathText = Field(
-        "", description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA."
+        "",
+        description="Folder that holds datasets; empty: the environment variable FEDPROTIP_DATA. A relative path is "
+        "relative to the settings file it stands in, on the command line to the working directory.",
     )
     source: PathText = Field(
         "",
         description="own: a folder per class (or train/ and test/ of them), a .csv or .parquet with the columns "
         "path, label and maybe task, client, split, or an .npz with x_train, y_train, x_test, y_test or x, y and "
-        "maybe task, client, split. Without a split every fifth sample of a class is for testing.",
+        "maybe task, client, split. Without a split every fifth sample of a class is for testing. A relative path: "
+        "as data.root.",
     )
     folders: Literal["auto", "class", "task/class", "client/class", "task/client/class", "client/task/class"] = Field(
         "auto",
@@ -106,7 +110,8 @@ class StreamSettings(Section):
     tasks: int = Field(5, ge=1, le=TASKS, description="Number of tasks T.")
     task_size: int | list[Annotated[int, Field(ge=1)]] = Field(
         0,
-        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly.",
+        description="Classes per task: a number, one number per task, or 0 to share all classes out evenly (when a "
+        "run is extended: those that are new).",
     )
     order: Literal["natural", "seeded"] | list[str] = Field(
         "natural", description="Order of the classes (or domains): natural, seeded, or a list of their names."
@@ -190,7 +195,7 @@ class ModelSettings(Section):
     weights: PathText = Field(
         "",
         description="Pretrained weights, .safetensors or .pth, under the names of torchvision (resnet18) or timm "
-        "(vit); empty: random weights.",
+        "(vit); empty: random weights. A relative path: as data.root.",
     )
     stem: Literal["imagenet", "cifar", "stride1"] = Field(
         "cifar", description="resnet18: 7×7/2 and pooling; 3×3 without pooling; or 7×7 at stride 1 with pooling."
@@ -326,7 +331,7 @@ class RunSettings(Section):
     workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool.")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small perceptrons."
+        0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small networks."
     )
     checkpoint: int = Field(1, ge=1, description="Rounds between checkpoints; a finished task is always saved.")
     cache_mb: int = Field(
@@ -370,15 +375,6 @@ class Settings(Section):
         return value
 
 
-# Names that other modules declare: method.name → its settings class; data.name, model.name → anything.
-KNOWN: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.name": {}}
-
-
-def declare(key: str, name: str, value: Any) -> None:
-    """Make `name` a valid value of the setting `key` (used by the registries of methods, datasets, models)."""
-    KNOWN[key][name] = value
-
-
 def parse_ids(text: str) -> list[int]:
     """Client ids of a list such as "0-2,7".
 
@@ -404,6 +400,4 @@ def _id(digits: str) -> int:
 
 
 def method_class(name: str) -> type[MethodSettings]:
-    if name not in KNOWN["method.name"]:
-        raise UsageError(f"method.name = {shortened(name)!r} is unknown; {nearest(name, KNOWN['method.name'])}.")
-    return KNOWN["method.name"][name]
+    return known("method.name", name)

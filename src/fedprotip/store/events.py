@@ -38,7 +38,7 @@ class TaskDone(Event):
     seconds: dict[str, float] = {}  # phase → of this task
     accuracy: dict[str, float] = {}  # mode → mean over the tasks so far, %
     router: str = ""  # the configured one of the next
-    routing: dict[str, dict[str, list[float]]] = {}  # router → mode → share of samples sent to a right task, by task
+    routing: dict[str, dict[str, list[Number]]] = {}  # router → mode → share of samples sent to a right task, by task
     ranks: dict[str, int] = {}  # layer → rank R of its subspace
     dims: dict[str, int] = {}  # layer → input width d
 
@@ -108,7 +108,7 @@ class Note(Event):
 
 
 class Warned(Event):
-    """For observers: something that may not be as expected."""
+    """Something that may not be as expected, with what to do about it."""
 
     event: Literal["warning"] = "warning"
     text: str

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -43,7 +43,7 @@ from fedprotip.store.records import (
 )
 from fedprotip.store.results import Geometry, Memory, Summary
 from fedprotip.store.scratch import sweep
-from fedprotip.store.site import check_site
+from fedprotip.store.site import SiteFolder, check_site
 
 FORMAT = 2
 """Raised when a run folder of an older version could no longer be continued exactly."""
@@ -101,7 +101,7 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, path: Path, settings_toml: str) -> "RunFolder":
+    def create(cls, path: Path, settings_toml: str, needs: Sequence[str] = ()) -> "RunFolder":
         """A new run in an empty or missing folder. It is locked from here until the end of `locked`, which follows."""
         run = cls(path)
         with explained(path):
@@ -113,7 +113,7 @@ class RunFolder:
                 for log in LOGS:
                     run._files.append(log, [])
                 run.write("settings.toml", settings_toml)
-                run.write_manifest("running", settings_toml)
+                run.write_manifest("running", settings_toml, needs=list(needs) or None)
             except BaseException:
                 run._release()
                 raise
@@ -173,10 +173,9 @@ class RunFolder:
         files = {name: self._files.hash(name) for name in names}
         files["settings.toml"] = hash_of(settings_toml.encode())
         own = {"format": FORMAT, "status": status, "versions": versions, "settings": settings_toml, "files": files}
-        known = self.manifest().data if is_run(self.path) else None
-        self._write_manifest(
-            Manifest.model_validate({"threads": torch.get_num_threads(), "data": known, **own, **more})
-        )
+        known = self.manifest() if is_run(self.path) else None
+        kept = {"data": known.data, "needs": known.needs} if known else {}
+        self._write_manifest(Manifest.model_validate({"threads": torch.get_num_threads(), **kept, **own, **more}))
 
     def _write_manifest(self, manifest: Manifest) -> None:
         plain = manifest.plain()
@@ -211,6 +210,12 @@ class RunFolder:
         if changed:
             warn(f"The run began with another version of {', '.join(changed)}: it may not end with the same bytes.")
         return self.manifest_settings()
+
+    def change_settings(self, text: str) -> None:
+        """Let the run go by other settings; one that was finished is under way then."""
+        manifest = self.manifest()
+        self.write_manifest("running", text, threads=manifest.threads, replaced=manifest.files.get("settings.toml"))
+        self.write("settings.toml", text)
 
     def manifest_settings(self) -> dict[str, Any]:
         """The settings as the manifest has them."""
@@ -387,6 +392,16 @@ class RunFolder:
         self._clean()
         return None
 
+    def drop_spares(self) -> None:
+        """A finished run keeps what an extension needs, once: older states and all second copies go."""
+        self._named = {step: named for step, named in self._named.items() if step == self._step}
+        if self._named:
+            self._clean(spares=False)
+        if "clients" in self._files.folders():
+            sites = self._files.inner("clients")
+            for client in sites.folders("[0-9]*"):
+                SiteFolder(sites.inner(client).path).keep_newest()
+
     def _stand_at(
         self, name: str, index: CheckpointIndex, groups: dict[str, Tensors], store: ClientStore
     ) -> tuple[dict[str, Any], dict[str, Tensors]]:
@@ -422,14 +437,14 @@ class RunFolder:
         for log, size in sizes.items():
             self._files.cut(log, size)
 
-    def _clean(self) -> None:
+    def _clean(self, spares: bool = True) -> None:
         """Remove every checkpoint, object and half-written file that is no longer needed."""
         for name in self._checkpoints.names(INDEX):
             if int(name[:8]) not in self._named:
                 self._checkpoints.remove(name)
-        kept = self._named.values()
-        groups = set[str]().union(*(named.groups for named in kept))
-        self._objects.keep_only(groups.union(*(named.clients for named in kept)), twice=groups)
+        groups, clients = ([getattr(named, kind) for named in self._named.values()] for kind in ("groups", "clients"))
+        shared = set.intersection(*groups) if groups and spares else set[str]()
+        self._objects.keep_only(set[str]().union(*groups, *clients), twice=shared)
         for folder in (self._checkpoints, self._files):
             for name in folder.names(f"*{UNFINISHED}"):
                 folder.remove(name)

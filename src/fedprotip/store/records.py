@@ -86,9 +86,10 @@ class LedgerLine(Line):
 
 
 class TaskData(Part):
-    """Hashes of the data of a task."""
+    """A task by its name and its classes, and hashes of its samples; empty where there were none."""
 
-    classes: str
+    name: str = ""
+    labels: list[int] = []  # places in DataRecord.classes, in the order of its head
     train: str
     test: str
 
@@ -102,12 +103,24 @@ class Accepted(Part):
 
 
 class DataRecord(Part):
-    """The fingerprint of the data, and what was accepted since."""
+    """The fingerprint of the data with the names that the run knows it by, and what was accepted since."""
 
     hash: str
     shape: list[int]
+    classes: list[str] = []  # the place of a name is its label; folders from before have none here
+    domains: list[str] = []
+    clients: list[str] = []
     tasks: list[TaskData]
     accepted: list[Accepted] = []
+
+    @model_validator(mode="after")
+    def _every_class_has_a_name(self) -> "DataRecord":
+        if len(self.shape) != 3 or len(set(self.classes)) < len(self.classes):
+            raise ValueError("the shape has not three numbers, or a class is named twice")
+        for task in self.tasks:
+            if self.classes and not (task.labels and {*task.labels} <= {*range(len(self.classes))}):
+                raise ValueError(f"the task {task.name!r} has no classes, or one without a name")
+        return self
 
 
 class Manifest(Record):
@@ -123,6 +136,8 @@ class Manifest(Record):
     settings: str = ""
     """The settings the run goes by, as TOML."""
     files: dict[FileName, str] = {}
+    needs: list[Kind] | None = None
+    """Modules from outside the package that registered what the run is made of: for words only, never imported."""
     data: DataRecord | None = None
 
     def plain(self) -> dict[str, Any]:

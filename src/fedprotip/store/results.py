@@ -20,8 +20,8 @@ class Routing(Part):
 
     single: Number = None
     batch64: Number = None
-    single_by_task: list[float] = []
-    batch64_by_task: list[float] = []
+    single_by_task: list[Number] = []  # None where no test samples of a task were left; likewise in all that follows
+    batch64_by_task: list[Number] = []
 
     @property
     def shares(self) -> dict[str, float]:
@@ -29,7 +29,7 @@ class Routing(Part):
         return {mode: share for mode, share in found.items() if share is not None}
 
     @property
-    def by_task(self) -> dict[str, list[float]]:
+    def by_task(self) -> dict[str, list[Number]]:
         found = {"single": self.single_by_task, "batch64": self.batch64_by_task}
         return {mode: shares for mode, shares in found.items() if shares}
 
@@ -46,12 +46,12 @@ class RoutingOverTasks(Part):
     newest: list[Number] = []  # right after that task: its own samples
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[float] | None]) -> "RoutingOverTasks":
+    def of(cls, rows: Sequence[Sequence[Number] | None]) -> "RoutingOverTasks":
         """`rows`: after each task the shares by task; None where nothing is known."""
         unknown: Sequence[Number] = [None] * len(rows)
         return cls(
             at_end=list(rows[-1] or unknown),
-            so_far=[sum(row) / len(row) if row else None for row in rows],
+            so_far=[_mean(row) if row else None for row in rows],
             newest=[row[-1] if row else None for row in rows],
         )
 
@@ -123,7 +123,7 @@ class Summary(Record):
     unknown: dict[str, Number] = {}
     sweeps: Sweeps = Sweeps()
     drift: list[list[Number]] = []
-    matrix: dict[str, list[list[float]]]
+    matrix: dict[str, list[list[Number]]]
     confusion: dict[str, list[list[int]]] = {}
     bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
     seconds: dict[str, float] = {}
@@ -152,9 +152,20 @@ class Summary(Record):
         """Tasks learned so far: all of them once the run is finished."""
         return min((len(rows) for rows in self.matrix.values()), default=0)
 
-    def over_tasks(self, mode: str) -> list[float]:
+    def over_tasks(self, mode: str) -> list[Number]:
         """Average accuracy over the tasks seen so far, after each task (the paper's Fig. 3)."""
-        return [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(self.matrix.get(mode, []))]
+        return [_mean(row[: i + 1]) for i, row in enumerate(self.matrix.get(mode, []))]
+
+    @property
+    def unmeasured(self) -> list[int]:
+        """Tasks that were not evaluated after the last one: there were no test samples of theirs."""
+        last = next((rows[-1] for rows in self.matrix.values() if rows), [])
+        return [task for task, value in enumerate(last) if value is None]
+
+
+def _mean(values: Sequence[Number]) -> Number:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 class Memory(Record):

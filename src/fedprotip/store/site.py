@@ -72,6 +72,13 @@ class SiteFolder:
         self.store.restore(index.private)
         return index.state, groups
 
+    def keep_newest(self) -> None:
+        """Forget all states but the last, if it is whole: the server will not go back any more."""
+        newest = max(self.steps(), default=0)
+        index = self._index(newest)
+        if index is not None and self._intact(index.names):
+            self._forget(lambda step: step < newest)
+
     def keep_private(self, before: int) -> None:
         """Take up the newest good private state of a question before this one, and forget what came later.
 

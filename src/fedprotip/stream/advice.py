@@ -14,22 +14,19 @@ THIN = 0.5
 
 def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
-    for task in stream.tasks:
-        clients = stream.clients(task.index)
+    for task in stream.coming:
+        clients, place = stream.clients(task.index), f"Task {task.index + 1} ({task.name})"
         if len(task.train) < len(clients):
             raise UsageError(
-                f"Task {task.index} ({task.name}) has {len(task.train)} training samples for {len(clients)} clients; "
-                f"{_advised(stream)}."
+                f"{place} has {len(task.train)} training samples for {len(clients)} clients; {_advised(stream)}."
             )
         if not any(len(stream.client_samples(task.index, client)) for client in clients):
-            raise UsageError(
-                f"Task {task.index} ({task.name}): none of its {len(clients)} clients holds a sample of it."
-            )
+            raise UsageError(f"{place}: none of its {len(clients)} clients holds a sample of it.")
 
 
 def thin_tasks(stream: Stream) -> list[int]:
     """Tasks of which most samples lie with clients that have fewer of their class than `statistics.minimum`."""
-    return [task.index for task in stream.tasks if _thin_share(stream, task.index) > THIN]
+    return [task.index for task in stream.coming if _thin_share(stream, task.index) > THIN]
 
 
 def thin_warning(stream: Stream) -> str:
@@ -37,7 +34,7 @@ def thin_warning(stream: Stream) -> str:
     tasks = thin_tasks(stream)
     if not tasks:
         return ""
-    minimum, named = stream.settings.statistics.minimum, ", ".join(map(str, tasks[:3]))
+    minimum, named = stream.settings.statistics.minimum, ", ".join(str(task + 1) for task in tasks[:3])
     more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
     return (
         f"In task {named}{more} most samples lie with clients that have fewer than {minimum} of a class, and class "
@@ -47,7 +44,7 @@ def thin_warning(stream: Stream) -> str:
 
 def enough_clients(stream: Stream, most: int) -> int:
     """The largest number of clients, up to `most`, that have enough to learn from; if none has, that have anything."""
-    fewest = min(len(task.train) for task in stream.tasks)
+    fewest = min(len(task.train) for task in stream.coming)
     possible, count = (max(1, min(most, fewest // each)) for each in (1, stream.settings.statistics.minimum))
     while thin_tasks(stream.with_clients(count)):
         if count == 1:
@@ -60,7 +57,7 @@ def _advised(stream: Stream) -> str:
     """What would be better, as the end of a sentence."""
     if stream.owners is not None:
         return "more images per client and class would help"
-    most = max(len(stream.clients(task.index)) for task in stream.tasks)
+    most = max(len(stream.clients(task.index)) for task in stream.coming)
     count = enough_clients(stream, most)
     if not thin_tasks(stream.with_clients(count)):
         return f"clients.count = {count} shares them better"

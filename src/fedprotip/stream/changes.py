@@ -1,24 +1,27 @@
 """What changed in the data of a run since it was last at work, and whether it may go on with it.
 
-It may where no result gets a second meaning: a task that is not learned yet may have other samples, one that is not
-begun other classes too, and training samples of learned tasks are not needed any more. Refused is what would make
-the model answer with wrong names, or mix two test sets in one table of accuracies.
+It goes on with what is still to be learned: there, samples that were added, removed or changed need a yes. Training
+samples of learned tasks are not needed any more, and their test samples only to measure: where those changed, the run
+says that its figures cannot be compared.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fedprotip.errors import UsageError
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
-from fedprotip.stream.fingerprint import PARTS, Fingerprint, Note, Samples, Table, take
+from fedprotip.stream.fingerprint import PARTS, Fingerprint, Note, Samples, Table, names_in, take
 from fedprotip.stream.stream import Stream
 
 NAMED = 3
 """Classes of a part, and files of a class, that are named; the others are counted."""
 WORDS = {"train": "training samples", "test": "test samples"}
+REORDERED = {part: f"{words} are in another order or in other tasks" for part, words in WORDS.items()}
 Key = tuple[str, int, int]
 """What a sample is: its class, the hash of its content, its client."""
 
@@ -36,8 +39,22 @@ class Standing:
         return self.learned + (self.rounds > 0)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What is not as recorded, in words."""
+
+    ahead: list[str] = field(default_factory=list)  # in what the run still reads to learn
+    past: list[str] = field(default_factory=list)  # in the test samples of learned tasks
+    never: str = ""  # why the run cannot go on with it; empty: it can
+
+
 def check_data(
-    folder: RunFolder, stream: Stream, at: Standing, accept: bool, note: Note = lambda text: None
+    folder: RunFolder,
+    stream: Stream,
+    at: Standing,
+    accept: bool,
+    note: Note = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, Any], Tensors]:
     """Refuse data that changed since the run was last at work; with `accept` only what cannot be accepted.
 
@@ -45,62 +62,78 @@ def check_data(
     """
     record, tensors = folder.read_data()
     table = Table.recall(tensors)
+    if at.begun and record and not record["classes"] and names_in(tensors) not in ([], list(stream.dataset.classes)):
+        raise UsageError(
+            f"{folder.path} is of a version that did not keep the names of classes, and the data has other classes "
+            "now; put it back as it was, and resume or extend the run once: from then on classes go by their names."
+        )
     now = take(stream, table, note)
-    found, never = changes(record, table, now, at) if record else ([], "")
-    told = f"The data of {folder.path} is not what it was: {'; '.join(found)}"
-    if never:
-        raise UsageError(f"{told}; the run cannot go on with it, because {never}: put it back, or start another run.")
-    if found and not accept:
+    found = changes(record, table, now, at) if record else Changes()
+    told = f"The data of {folder.path} is not what it was: {'; '.join(found.ahead)}"
+    if found.never:
+        raise UsageError(
+            f"{told}; the run cannot go on with it, because {found.never}: put it back, or start another run."
+        )
+    if found.ahead and not accept:
         raise UsageError(f"{told}; put it back, or go on with it by --accept-data.")
+    if found.past:
+        warn(f"The test data of {folder.path} is not what it was: {'; '.join(found.past)}.")
     if at.begun and not record:
         note(f"{folder.path} does not say which data it began with; from now on it is the data that is there.")
-    news = [{"task": at.learned, "round": at.rounds, "changes": found}] if found else []
-    return now.summary() | {"accepted": [*record.get("accepted", []), *news]}, now.table.tensors()
+    said = [*found.ahead, *found.past]
+    news = [{"task": at.learned, "round": at.rounds, "changes": said}] if said else []
+    return _remembered(record, now, at) | {"accepted": [*record.get("accepted", []), *news]}, now.table.tensors()
 
 
-def changes(record: dict[str, Any], table: Table | None, now: Fingerprint, at: Standing) -> tuple[list[str], str]:
-    """What is not as recorded, in words, and why the run cannot go on with it (empty: it can).
+def changes(record: dict[str, Any], table: Table | None, now: Fingerprint, at: Standing) -> Changes:
+    """What changed in the tasks that the record has; tasks that were added since are new.
 
     Args:
         record: `Fingerprint.summary` of the data as it was; table: its samples, if they are still known.
     """
-    summary = now.summary()
-    pairs = list(enumerate(zip(record["tasks"], summary["tasks"], strict=False)))  # tasks added since have no pair
-    differ = {kind: [task for task, (was, new) in pairs if was[kind] != new[kind]] for kind in ("classes", *PARTS)}
-    learned = {kind: [task + 1 for task in tasks if task < at.learned] for kind, tasks in differ.items()}
-    renamed = [task + 1 for task in differ["classes"] if task < at.begun]
+    summary, tasks = now.summary(), len(record["tasks"])
+    pairs = list(enumerate(zip(record["tasks"], summary["tasks"], strict=False)))
+    differ = {part: [task for task, (was, new) in pairs if was[part] != new[part]] for part in PARTS}
+    learned, ahead = range(at.learned), range(at.learned, tasks)
     found, never = [], []
     if record["shape"] != summary["shape"]:
         found.append("images were {} and are {}".format(*("×".join(map(str, s["shape"])) for s in (record, summary))))
         never += ["its model is for the former"] if at.begun else []
-    if differ["classes"]:
-        found.append(_class_changes(table.classes if table else now.table.classes, now.table.classes))
-    if renamed:
-        never.append(f"task {renamed[0]} began with other classes, and answers would have wrong names")
-    if learned["test"]:
-        never.append(f"task {learned['test'][0]} was tested with others, and one table would mix two test sets")
-    if learned["train"] and at.rereads:
-        never.append(f"run.geometry measures task {learned['train'][0]} on its training samples again")
-    for part in PARTS if not renamed else ():  # after other classes came, tasks have other samples: that says nothing
-        if table and differ[part]:
-            described = _sample_changes(part, table, now, len(pairs))
-            needed = part == "test" or at.rereads or differ[part][-1] >= at.learned
-            found += described or ([f"{WORDS[part]} are in another order or in other tasks"] if needed else [])
-        elif differ[part]:
-            found.append(f"{WORDS[part]} of task {', '.join(str(task + 1) for task in differ[part])}")
-    return found, never[0] if never else ""
+    if at.rereads and (reread := [task for task in differ["train"] if task in learned]):
+        found += _described("train", table, now, reread, tasks)
+        never.append(f"run.geometry measures task {reread[0] + 1} on its training samples again")
+    for part in PARTS:
+        if coming := [task for task in differ[part] if task in ahead]:
+            found += _described(part, table, now, coming, tasks)
+    measured = [task for task in differ["test"] if task in learned and all(one["test"] for one in pairs[task][1])]
+    past = _described("test", table, now, measured, tasks) if measured else []
+    if past and past != [REORDERED["test"]]:  # in whichever order, the same samples are right
+        listed = _listed([str(task + 1) for task in measured])
+        past.append(f"accuracies on task {listed} from before and from now on cannot be compared")
+        return Changes(found, past, never[0] if never else "")
+    return Changes(found, never=never[0] if never else "")
 
 
-def _class_changes(before: list[str], after: list[str]) -> str:
-    new, gone = ([name for name in a if name not in set(b)] for a, b in ((after, before), (before, after)))
-    said = [f"new classes: {_listed(new)}"] * bool(new) + [f"classes that are gone: {_listed(gone)}"] * bool(gone)
-    return " and ".join(said) or "classes are in another order or in other tasks"
+def _remembered(record: dict[str, Any], now: Fingerprint, at: Standing) -> dict[str, Any]:
+    """The data as it is now; of learned tasks whose test samples are gone, the hash that they had."""
+    summary = now.summary()
+    for was, new in list(zip(record.get("tasks", []), summary["tasks"], strict=False))[: at.learned]:
+        new["test"] = new["test"] or was["test"]
+    return summary
 
 
-def _sample_changes(part: str, table: Table, now: Fingerprint, tasks: int) -> list[str]:
+def _described(part: str, table: Table | None, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
+    """What changed in a part of these tasks: by class, or where that is not known by task."""
+    if table is None:
+        return [f"{WORDS[part]} of task {', '.join(str(task + 1) for task in differ)}"]
+    return _sample_changes(part, table, now, differ, tasks) or [REORDERED[part]]
+
+
+def _sample_changes(part: str, table: Table, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
     """A line for each of the first classes in which samples were added, removed or changed."""
-    before = _keyed(table.parts[part], table.classes)
-    after = _keyed(now.used(part, tasks), now.table.classes)
+    former = table.parts[part]
+    before = _keyed(former[np.flatnonzero(np.isin(former.tasks, differ))], table.classes)
+    after = _keyed(now.of_tasks(part, differ, tasks), now.table.classes)
     gone, come = _beyond(before, after), _beyond(after, before)
     lines = []
     for name in sorted({*gone, *come}):

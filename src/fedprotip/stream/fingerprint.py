@@ -20,10 +20,11 @@ from torch import Tensor
 from fedprotip.errors import UsageError
 from fedprotip.store.files import Tensors
 from fedprotip.stream.images import FileImages
+from fedprotip.stream.plan import TaskPlan
 from fedprotip.stream.stream import Stream
 
 PARTS = ("train", "test")
-COLUMNS = ("hashes", "labels", "clients")
+COLUMNS = ("hashes", "labels", "clients", "tasks")
 WHOLE = 1 << 20
 """Bytes up to which a file is hashed as a whole; of a larger one its size and pieces from all over it."""
 PIECE, PIECES = 1 << 16, 16
@@ -42,11 +43,12 @@ class Samples:
     hashes: np.ndarray  # (n,) int64, of the content
     labels: np.ndarray  # (n,) int32
     clients: np.ndarray  # (n,) int32, as the data says; −1: the settings share the samples out
+    tasks: np.ndarray  # (n,) int32, the last that uses it
     files: list[Mark]  # empty: pixels in memory
 
     def __getitem__(self, rows: np.ndarray) -> "Samples":
         files = [self.files[row] for row in rows] if self.files else []
-        return Samples(self.hashes[rows], self.labels[rows], self.clients[rows], files)
+        return Samples(self.hashes[rows], self.labels[rows], self.clients[rows], self.tasks[rows], files)
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,22 @@ class Table:
 
     @classmethod
     def of(cls, tensors: Tensors) -> "Table":
-        parts = {}
+        parts, classes = {}, _unpacked(tensors["classes"])
         for part in PARTS:
             names, marks = _unpacked(tensors[f"{part}/names"]), tensors[f"{part}/marks"].tolist()
             files = [(name, size, time) for name, (size, time) in zip(names, marks, strict=True)]
-            hashes, labels, clients = (tensors[f"{part}/{key}"].numpy() for key in COLUMNS)
-            parts[part] = Samples(hashes, labels, clients, files)
-        return cls(_unpacked(tensors["classes"]), parts)
+            hashes, labels, clients, tasks = (tensors[f"{part}/{key}"].numpy() for key in COLUMNS)
+            if {column.shape for column in (hashes, labels, clients, tasks)} != {(len(hashes),)}:
+                raise ValueError(f"the columns of {part} do not belong together")
+            if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+                raise ValueError(f"a sample of {part} has no class")
+            parts[part] = Samples(hashes, labels, clients, tasks, files)
+        return cls(classes, parts)
+
+
+def names_in(tensors: Tensors) -> list[str]:
+    """The classes of a table, of whichever version; none where it does not say them."""
+    return _unpacked(tensors["classes"]) if "classes" in tensors else []
 
 
 @dataclass(frozen=True)
@@ -90,28 +101,47 @@ class Fingerprint:
 
     shape: tuple[int, int, int]
     table: Table
-    labels: list[tuple[int, ...]]  # of every task
+    domains: list[str]
+    clients: list[str]
+    tasks: list[TaskPlan]
     rows: dict[str, list[np.ndarray]]  # part → task → its samples in the table, in the order of the stream
 
     def summary(self) -> dict[str, Any]:
-        """What decides what a run does with the data: image shape, and of every task a hash of classes, train and test.
+        """What a run has settled (`Kept`), and of every task a hash of its training and of its test samples.
 
-        Order counts within a task, because it decides who gets which sample; it does not between tasks.
+        Order counts within a task, because it decides who gets which sample; it does not between tasks. A part without
+        samples has no hash.
         """
-        names = [_hash(name.encode(), 8) for name in self.table.classes]
+        numbers = np.frombuffer(b"".join(_hash(name.encode(), 8) for name in self.table.classes), "<i8")
         tasks = []
-        for task, labels in enumerate(self.labels):
-            hashes = {"classes": _hash(b"".join(label.to_bytes(8, "little") + names[label] for label in labels)).hex()}
+        for place, task in enumerate(self.tasks):
+            hashes = {}
             for part in PARTS:
-                samples = self.table.parts[part][self.rows[part][task]]
-                columns = samples.hashes, np.frombuffer(b"".join(names), "<i8")[samples.labels], samples.clients
-                hashes[part] = _hash(b"".join(column.astype("<i8").tobytes() for column in columns)).hex()
-            tasks.append(hashes)
-        return {"hash": _hash(repr((self.shape, tasks)).encode()).hex(), "shape": list(self.shape), "tasks": tasks}
+                samples = self.table.parts[part][self.rows[part][place]]
+                columns = samples.hashes, numbers[samples.labels], samples.clients
+                joined = b"".join(column.astype("<i8").tobytes() for column in columns)
+                hashes[part] = _hash(joined).hex() if joined else ""
+            tasks.append({"name": task.name, "labels": list(task.classes), **hashes})
+        names = {"classes": self.table.classes, "domains": self.domains, "clients": self.clients}
+        return {
+            "hash": _hash(repr((self.shape, tasks)).encode()).hex(),
+            "shape": list(self.shape),
+            **names,
+            "tasks": tasks,
+        }
 
-    def used(self, part: str, tasks: int) -> Samples:
-        """The samples of the first so many tasks."""
-        return self.table.parts[part][np.unique(np.concatenate(self.rows[part][:tasks]))]
+    def of_tasks(self, part: str, wanted: list[int], tasks: int) -> Samples:
+        """The samples whose last use in the first so many tasks is in one of the wanted."""
+        last = last_use(self.rows[part][:tasks], len(self.table.parts[part].labels))
+        return self.table.parts[part][np.flatnonzero(np.isin(last, wanted))]
+
+
+def last_use(rows: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """The last task that uses each of so many samples; −1: none does."""
+    last = np.full(count, -1, np.int32)
+    for task, used in enumerate(rows):
+        last[used] = task
+    return last
 
 
 def take(stream: Stream, known: Table | None = None, note: Note = lambda text: None) -> Fingerprint:
@@ -134,13 +164,13 @@ def take(stream: Stream, known: Table | None = None, note: Note = lambda text: N
         rows[part] = [np.searchsorted(used, samples) for samples in chosen]
         files = [paths[part][i] for i in used] if paths[part] else []
         marks = [_mark(path, root) for path in files]
-        hashes = _of_files(files, marks, read, note) if files else _of_pixels(every[part], used)
+        hashes = _of_files(files, marks, read, note) if paths[part] else _of_pixels(every[part], used)
         labels = getattr(dataset, f"{part}_labels").numpy()[used].astype(np.int32)
         owners = stream.owners[used] if part == "train" and stream.owners is not None else np.full(len(used), -1)
-        parts[part] = Samples(hashes, labels, owners.astype(np.int32), marks)
-    return Fingerprint(
-        dataset.image_shape, Table(list(dataset.classes), parts), [task.classes for task in stream.tasks], rows
-    )
+        parts[part] = Samples(hashes, labels, owners.astype(np.int32), last_use(rows[part], len(used)), marks)
+    tasks = [TaskPlan(name=task.name, classes=task.classes) for task in stream.tasks]
+    table, named = Table(list(dataset.classes), parts), (list(dataset.domains), list(dataset.clients))
+    return Fingerprint(dataset.image_shape, table, *named, tasks, rows)
 
 
 def _of_pixels(images: Tensor, used: np.ndarray) -> np.ndarray:

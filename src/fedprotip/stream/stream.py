@@ -1,7 +1,7 @@
 """The stream of a run: every task's classes, test samples, and each client's training samples."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,9 +13,10 @@ from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
+from fedprotip.stream.kept import NOTHING, Kept
 from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
 from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
-from fedprotip.stream.tasks import class_tasks, ordered
+from fedprotip.stream.tasks import class_tasks, further, ordered, too_few
 from fedprotip.stream.transforms import Draws, augment, draw
 
 Batch = tuple[Tensor, Tensor]
@@ -36,10 +37,11 @@ class Task:
 class Stream:
     """Tasks over one dataset, and who holds which sample. Holds indices; images stay in the dataset."""
 
-    def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings) -> None:
+    def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings, kept: Kept = NOTHING) -> None:
         self.dataset = dataset
         self.tasks = tasks
         self.settings = settings
+        self.kept = kept
         scales = {"dataset": (dataset.mean, dataset.std), "half": ((0.5,), (0.5,)), "none": ((0.0,), (1.0,))}
         mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
         channels, height, width = dataset.train_images.shape[1:]
@@ -68,10 +70,23 @@ class Stream:
     @property
     def client_names(self) -> Mapping[int, str]:
         """Names of clients, likewise, as far as they have one beside their id."""
-        return self.dataset.client_names if self.owners is not None else {}
+        names = self.dataset.clients if self.owners is not None else ()
+        return {client: name for client, name in enumerate(names) if name != str(client)}
 
     def _named(self, clients: Tensor | None) -> np.ndarray | None:
         return clients.numpy() if clients is not None and self.settings.stream.source == "columns" else None
+
+    @property
+    def coming(self) -> list[Task]:
+        """The tasks that are still to be learned."""
+        return self.tasks[self.kept.learned :]
+
+    @property
+    def newcomers(self) -> list[str]:
+        """Names that `stream.order` could not list, because the run did not know them when it was last at work."""
+        stream, data = self.settings.stream, self.dataset
+        by_name = stream.scenario == "domain" or (stream.source == "columns" and bool(data.domains))
+        return list(data.domains[len(self.kept.domains) :] if by_name else data.classes[len(self.kept.classes) :])
 
     def clients(self, task: int) -> list[int]:
         """Ids of the clients that take part in a task."""
@@ -80,7 +95,7 @@ class Stream:
     def with_clients(self, count: int) -> "Stream":
         """The same tasks, shared out among so many clients."""
         clients = self.settings.clients.model_copy(update={"count": count, "roster": {}})
-        return Stream(self.dataset, self.tasks, self.settings.model_copy(update={"clients": clients}))
+        return Stream(self.dataset, self.tasks, self.settings.model_copy(update={"clients": clients}), self.kept)
 
     def client_samples(self, task: int, client: int) -> np.ndarray:
         """Training samples of a client in a task; empty when it has none."""
@@ -189,22 +204,57 @@ class Stream:
         return dict(zip(clients, shares, strict=True))
 
 
-def build_stream(settings: Settings, dataset: Dataset | None = None) -> Stream:
-    """The stream that the settings describe; impossible settings are a UsageError."""
-    dataset = dataset or load_dataset(settings.data)
+def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Kept = NOTHING) -> Stream:
+    """The stream that the settings describe; impossible settings are a UsageError.
+
+    Args:
+        kept: of a run that goes on. Its tasks keep their classes; those it has learned need no data any more.
+    """
+    dataset = dataset or load_dataset(kept.sized(settings.data), kept)
     if settings.stream.source == "columns":
         _refuse_columns(dataset, settings)
     if settings.stream.source == "columns" and dataset.domains:
-        tasks = _tasks_of_data(dataset, settings, "task")
+        tasks = _tasks_of_data(dataset, settings, kept, "task")
     elif settings.stream.scenario == "class":
-        tasks = _class_incremental(dataset, settings)
+        tasks = _class_incremental(dataset, settings, kept)
     else:
-        tasks = _domain_incremental(dataset, settings)
-    for task in tasks:
+        tasks = _domain_incremental(dataset, settings, kept)
+    tasks = [_within_classes(task, dataset, learned=task.index < kept.learned) for task in tasks]
+    for task in tasks[kept.learned :]:
         if not len(task.train) or not len(task.test):
             part = "test" if len(task.train) else "training"
-            raise UsageError(f"Task {task.index} ({task.name}) has no {part} samples; leave it out with stream.order.")
-    return Stream(dataset, tasks, settings)
+            place = f"Task {task.index + 1} ({task.name})"
+            raise UsageError(f"{place} has no {part} samples; leave it out with stream.order.")
+    if settings.stream.scenario == "class":
+        _refuse_empty_classes(dataset, tasks[kept.learned :])
+    return Stream(dataset, tasks, settings, kept)
+
+
+def _within_classes(task: Task, dataset: Dataset, learned: bool) -> Task:
+    """A task has samples of its own classes alone: others that came later are refused where it is still to be learned.
+
+    What is left of a learned task serves as a test.
+    """
+    labels = dataset.train_labels.numpy()[task.train]
+    known = np.isin(labels, task.classes)
+    if not learned and not known.all():
+        name = dataset.classes[labels[~known].min()]
+        raise UsageError(
+            f"Task {task.index + 1} ({task.name}) has no class {name!r} in this run, and the data has samples of it "
+            "there; take them out, or start another run."
+        )
+    tested = np.isin(dataset.test_labels.numpy()[task.test], task.classes)
+    return replace(task, train=task.train[known], test=task.test[tested])
+
+
+def _refuse_empty_classes(dataset: Dataset, tasks: list[Task]) -> None:
+    """Every class of a task that is still to be learned can be learned and tested."""
+    for part, labels in (("training", dataset.train_labels), ("test", dataset.test_labels)):
+        there = set(labels.tolist())
+        for task in tasks:
+            absent = next((label for label in task.classes if label not in there), None)
+            if absent is not None:
+                raise UsageError(f"Class {dataset.classes[absent]!r} of task {task.index + 1} has no {part} samples.")
 
 
 def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
@@ -228,40 +278,57 @@ def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
         )
 
 
-def _tasks_of_data(dataset: Dataset, settings: Settings, what: str) -> list[Task]:
+def _tasks_of_data(dataset: Dataset, settings: Settings, kept: Kept, what: str) -> list[Task]:
     """The tasks or domains that the data names; in scenario 'class' each has the classes that it trains."""
-    stream = settings.stream
+    stream, names = settings.stream, list(dataset.domains)
     assert dataset.train_domains is not None
     assert dataset.test_domains is not None
-    order = ordered(list(dataset.domains), stream, settings.run.seed, what)
-    if stream.tasks > len(order):
+    columns = dataset.train_domains.numpy(), dataset.test_domains.numpy()
+    order, planned = ordered(names, stream, settings.run.seed, what), kept.tasks[: stream.tasks]
+    if planned:
+        settled = [names.index(task.name) for task in planned]
+        gone = set(range(len(kept.domains))) - set(columns[0].tolist())
+        left = further(order, stream, gone.union(settled), kept.domains, names)
+        if len(left) < stream.tasks - len(planned):
+            count = stream.tasks - len(planned)
+            raise UsageError(too_few(count, count, len(left), f"{what}(s)"))
+        order = settled + left
+    elif stream.tasks > len(order):
         raise UsageError(
             f"stream.tasks = {stream.tasks}: the data names {len(order)} {what}s; the nearest valid value is that."
         )
     tasks = []
     for index, place in enumerate(order[: stream.tasks]):
-        train, test = (
-            np.flatnonzero(column.numpy() == place) for column in (dataset.train_domains, dataset.test_domains)
-        )
-        trained, tested = (
-            set(labels[samples].tolist())
-            for labels, samples in ((dataset.train_labels, train), (dataset.test_labels, test))
-        )
-        classes = sorted(trained) if stream.scenario == "class" else list(range(len(dataset.classes)))
-        if tested - set(classes):
-            name = dataset.classes[min(tested - set(classes))]
-            raise UsageError(
-                f"Task {dataset.domains[place]!r} tests class {name!r}, but has no training samples of it."
-            )
-        tasks.append(Task(index, dataset.domains[place], tuple(classes), train, test))
+        train, test = (np.flatnonzero(column == place) for column in columns)
+        if index < len(planned):
+            classes = planned[index].classes
+        elif stream.scenario == "domain":
+            classes = _same_classes(dataset, kept)
+        else:
+            classes = tuple(sorted(set(dataset.train_labels[train].tolist())))
+            _refuse_untrained(dataset, names[place], classes, test)
+        tasks.append(Task(index, names[place], classes, train, test))
     return tasks
 
 
-def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
+def _refuse_untrained(dataset: Dataset, task: str, classes: tuple[int, ...], test: np.ndarray) -> None:
+    untrained = set(dataset.test_labels[test].tolist()) - set(classes)
+    if untrained:
+        name = dataset.classes[min(untrained)]
+        raise UsageError(f"Task {task!r} tests class {name!r}, but has no training samples of it.")
+
+
+def _same_classes(dataset: Dataset, kept: Kept) -> tuple[int, ...]:
+    """The classes of every task in scenario 'domain'."""
+    return kept.tasks[0].classes if kept.tasks else tuple(range(len(dataset.classes)))
+
+
+def _class_incremental(dataset: Dataset, settings: Settings, kept: Kept) -> list[Task]:
     train_labels, test_labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    gone = set(range(len(kept.classes))) - set(train_labels.tolist())
     left: dict[int, np.ndarray] = {}  # samples of a class that no task has taken yet
     tasks = []
-    for index, classes in enumerate(class_tasks(dataset.classes, settings.stream, settings.run.seed)):
+    for index, classes in enumerate(class_tasks(dataset.classes, settings.stream, settings.run.seed, kept, gone)):
         parts = []
         for place, label in enumerate(classes):
             rng = numpy_stream(settings.run.seed, "overlap", label)
@@ -277,9 +344,8 @@ def _class_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
     return tasks
 
 
-def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
+def _domain_incremental(dataset: Dataset, settings: Settings, kept: Kept) -> list[Task]:
     stream = settings.stream
-    everything = tuple(range(len(dataset.classes)))
     if stream.overlap or stream.task_size:
         raise UsageError("stream.overlap and stream.task_size belong to stream.scenario = 'class'; leave them at 0.")
     if stream.domains == "labelled":
@@ -287,7 +353,7 @@ def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
             raise UsageError(
                 f"stream.domains = 'labelled': dataset {dataset.name!r} has no domains; choose 'rotate' or 'permute'."
             )
-        return _tasks_of_data(dataset, settings, "domain")
+        return _tasks_of_data(dataset, settings, kept, "domain")
     if stream.domains == "rotate" and stream.tasks > 4:
         raise UsageError(f"stream.tasks = {stream.tasks}: 'rotate' makes quarter turns, the nearest valid value is 4.")
     if stream.domains == "rotate" and dataset.image_shape[1] != dataset.image_shape[2]:
@@ -299,4 +365,5 @@ def _domain_incremental(dataset: Dataset, settings: Settings) -> list[Task]:
     if stream.order != "natural":
         raise UsageError(f"stream.order = {stream.order!r}: made domains have no order; the only choice is 'natural'.")
     train, test = np.arange(len(dataset.train_labels)), np.arange(len(dataset.test_labels))
+    everything = _same_classes(dataset, kept)
     return [Task(i, f"{stream.domains} {i}", everything, train, test) for i in range(stream.tasks)]

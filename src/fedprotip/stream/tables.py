@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import UsageError, looked_for, shortened
 from fedprotip.store.memory import machine_bytes
 from fedprotip.stream.pixels import as_images
 from fedprotip.stream.trees import PARTS, read_tree
@@ -39,7 +39,7 @@ def read_source(source: str, folders: str = "auto") -> Table:
     if not source.strip():
         raise UsageError("data.name = 'own' needs data.source: a folder, a .csv, a .parquet or an .npz file.")
     if not path.exists():
-        raise UsageError(f"data.source = {source!r} does not exist.")
+        raise UsageError(f"data.source = {source!r} does not exist{looked_for(source)}.")
     if path.is_dir():
         return read_folder(path, folders)
     if folders != "auto":

@@ -36,6 +36,7 @@ from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import loader_of
 from fedprotip.stream.holdings import Holding
+from fedprotip.stream.kept import Kept
 
 AHEAD = 2
 """Clients per worker that may be under way or done before it is their turn: so many replies are kept at most."""
@@ -105,6 +106,8 @@ class PoolEngine:
             "files": str(self._files.path),
             "clients": str(self._folder),
             "modules": modules_of(settings),
+            "kept": self._stream.kept.plain(),
+            "learned": self._stream.kept.learned,
         }
         resource_tracker.ensure_running()  # its own start would unblock the signal again
         for _ in range(count):
@@ -223,7 +226,8 @@ class Host:
                 import_module(module)
         settings = settings_file.load(tomllib.loads(what["settings"]))
         method = create_method(settings)
-        self.stream, self._folder = build_stream(settings), Path(what["clients"])
+        kept = Kept.of(what["kept"], what["learned"])
+        self.stream, self._folder = build_stream(settings, kept=kept), Path(what["clients"])
         self.likeness = likeness(settings, self.stream)
         share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})
         self._cache = PrefixCache(self.stream, share, Path(what["files"]), enabled=not method.sees_images)
@@ -270,15 +274,16 @@ def _end_with_the_run() -> None:
 
 
 def modules_of(settings: Settings) -> list[str]:
-    """Where method, model and dataset are registered, as far as that is not this package."""
+    """Where method, model and dataset are registered, as far as that is not this package, and what the user gave."""
     makers = (type(create_method(settings)), builder_of(settings.model.name), loader_of(settings.data.name))
     named = {maker.__module__ for maker in makers}
-    return sorted(name for name in named if not name.startswith("fedprotip."))
+    return sorted({*settings_file.given(), *(name for name in named if not name.startswith("fedprotip."))})
 
 
 def likeness(settings: Settings, stream: Stream) -> str:
     """Recognises method, backbone and data, so that a worker that has built something else is noticed."""
-    images, _ = stream.train_batch(0, stream.tasks[0].train[:8])
+    newest = stream.tasks[-1]  # data of learned tasks may be gone
+    images, _ = stream.train_batch(newest.index, newest.train[:8])
     shape, builder = stream.dataset.image_shape, builder_of(settings.model.name)
     names = [type(create_method(settings)).__qualname__, str(builder(settings.model, shape)), str(shape)]
     data = [stream.dataset.train_labels.numpy().tobytes(), images.contiguous().numpy().tobytes()]

@@ -71,10 +71,10 @@ class Bases(Exchange):
         cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in view.earlier.items()}
         moments = Moments(local.network.features)
         cores |= self.layer_cores(local, moments.add)
-        known = self._complete(moments, local).keep(local)
+        self._complete(moments, local).keep(local)
         cores[ROUTING] = core_of_moment(
-            known["moment"],
-            int(known["samples"]),
+            moments.moment,
+            moments.samples,
             view.earlier[ROUTING],
             self.threshold(ROUTING, local.task),
             options.rank_rule,

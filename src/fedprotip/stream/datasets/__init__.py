@@ -1,8 +1,8 @@
 """Labelled datasets, one file each. A new file that calls `register` is a new `data.name`."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import UsageError, looked_for, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
+from fedprotip.stream.kept import NOTHING, Kept, grown
 from fedprotip.stream.splits import at_most
 from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation, Size
 
@@ -44,8 +45,8 @@ class Dataset:
     resize: Size | None = None  # of `FileImages` that were decoded into memory
     size: Size | None = None  # that batches are brought to; None: that of the images
     test_clients: Tensor | None = None
-    client_names: Mapping[int, str] = field(default_factory=dict)  # id → name, where the data has names
     notes: tuple[str, ...] = ()  # what of the source is not used, or used in a way the user may not expect
+    clients: tuple[str, ...] = ()  # names, when the data calls clients by names instead of numbers
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -98,7 +99,7 @@ def data_root(settings: DataSettings) -> Path:
         )
     if not Path(root).is_dir():
         where = "data.root" if settings.root else "FEDPROTIP_DATA"
-        raise UsageError(f"{where} = {root!r} is not a folder.")
+        raise UsageError(f"{where} = {root!r} is not a folder{looked_for(root)}.")
     return Path(root)
 
 
@@ -118,14 +119,19 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
     )
 
 
-def index_dataset(settings: DataSettings) -> Dataset:
-    """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded."""
+def index_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+    """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded.
+
+    Args:
+        kept: of a run that goes on; its classes keep their labels, whatever else the data has now.
+    """
     _refuse_unread_source(settings)
     try:
-        return _limited(_loaders[settings.name](settings), settings)
+        found = _loaders[settings.name](settings)
     except OSError as error:
         where = shortened(str(error.filename or settings.source or settings.root))
         raise UsageError(f"{where} cannot be read: {error.strerror or error}.") from None
+    return _limited(numbered_as(found, kept), settings)
 
 
 def _refuse_unread_source(settings: DataSettings) -> None:
@@ -138,9 +144,25 @@ def _refuse_unread_source(settings: DataSettings) -> None:
         )
 
 
-def load_dataset(settings: DataSettings) -> Dataset:
-    """The dataset as a run uses it: small images in memory, at the size of `data.size`."""
-    dataset = replace(index_dataset(settings), size=settings.sides)
+def numbered_as(dataset: Dataset, kept: Kept) -> Dataset:
+    """The dataset with the numbers that a run has given its classes, domains and clients; new names come after them."""
+    changes: dict[str, Any] = {}
+    for key, column in (("classes", "labels"), ("domains", "domains"), ("clients", "clients")):
+        before, known = getattr(dataset, key), getattr(kept, key)
+        names = grown(known, before)
+        if names != list(before):
+            place = {name: number for number, name in enumerate(names)}
+            places = torch.tensor([place[name] for name in before], dtype=torch.int64)
+            changes[key] = type(before)(names)
+            for part in (f"train_{column}", f"test_{column}"):
+                numbers = getattr(dataset, part, None)
+                changes |= {part: places[numbers]} if numbers is not None else {}
+    return replace(dataset, **changes)
+
+
+def load_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+    """The dataset as a run uses it: small images in memory, at the size of `data.size`; `kept`: as above."""
+    dataset = replace(index_dataset(settings, kept), size=settings.sides)
     train, test = dataset.train_images, dataset.test_images
     if not isinstance(train, FileImages) or not train.small:
         return dataset

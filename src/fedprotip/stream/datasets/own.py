@@ -25,13 +25,7 @@ def own(settings: DataSettings) -> Dataset:
     is_test = _is_test(table)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     _refuse_leaks(table, is_test, settings.source)
-    for index, name in enumerate(classes):
-        for part, places in (("training", train), ("test", test)):
-            if not (labels[places] == index).any():
-                raise UsageError(f"Class {name!r} of {settings.source} has no {part} samples.")
-    owners = table.columns.get("client", [])
-    clients = client_ids(owners) if owners else None
-    named = zip(clients.tolist(), owners, strict=True) if clients is not None else ()
+    sites, clients = client_ids(table.columns["client"]) if "client" in table.columns else ([], None)
     channels, side = images.shape[1], min(images.shape[2:])
     return Dataset(
         "own",
@@ -48,18 +42,19 @@ def own(settings: DataSettings) -> Dataset:
         clients[train] if clients is not None else None,
         LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
         test_clients=clients[test] if clients is not None else None,
-        client_names={client: name for client, name in named if name != str(client)},
         notes=(*table.notes, *_other_shapes(shapes, images, settings)),
+        clients=tuple(sites),
     )
 
 
-def client_ids(names: list[str]) -> Tensor:
-    """Client ids (n,): numbers as they stand, names (and numbers too long to count to) in their natural order."""
-    return torch.tensor([int(name) for name in names]) if _are_ids(names) else _numbered(names)[1]
+def client_ids(names: list[str]) -> tuple[list[str], Tensor]:
+    """Names of clients and their ids (n,): names (and numbers too long to count to) in their natural order.
 
-
-def _are_ids(names: list[str]) -> bool:
-    return all(name.isdecimal() and len(name) < 10 for name in names)
+    Numbers stay as they are, and are no names.
+    """
+    if all(name.isdecimal() and len(name) < 10 for name in names):
+        return [], torch.tensor([int(name) for name in names])
+    return _numbered(names)
 
 
 def _images(table: Table, settings: DataSettings) -> tuple[Images, list[Size]]:
