@@ -33,19 +33,20 @@ def plan_cells(
     seeds: Sequence[int],
     vary: Sequence[str] = (),
     note: Callable[[str], None] = lambda text: None,
+    preset: str = "",
 ) -> list[Cell]:
     """All combinations, checked before the first one starts.
 
     Args:
-        source, overrides: as for `fedprotip.run`; `methods`: empty for the one in the settings.
+        source, overrides, preset: as for `fedprotip.run`; `methods`: empty for the one in the settings.
         vary: entries such as "method.threshold=0.7,0.9": one run for each value.
     """
     axes = [_values(entry) for entry in vary]
-    base = settings_file.load(source, overrides)
+    base = settings_file.load(source, overrides, preset=preset)
     cells: list[Cell] = []
     for method, seed, chosen in product(methods or [base.method.name], seeds, product(*axes)):
         changes = [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"]
-        settings = settled(settings_file.load(source, changes, note))
+        settings = settled(settings_file.load(source, changes, note, preset))
         if any(settings == cell.settings for cell in cells):
             continue  # a value that this method does not have
         check(settings)

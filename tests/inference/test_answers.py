@@ -153,7 +153,7 @@ def test_labels_found_quickly_are_those_of_the_whole_posterior(seed, hard, class
 
 
 def test_unusual_samples_are_far_from_everything_and_of_low_energy():
-    sums, features, labels = filled(0)
+    sums, features, _ = filled(0)
     candidates = Candidates.of(CLASSES)
     expert = StatisticsExpert.of(sums, candidates, FeatureMap(4, 0, 0), pooled=False)
 

@@ -291,7 +291,10 @@ FORGED = {
     "an endless reference": (tensor("references/values", lambda t: t * torch.inf), "not finite"),
     "fewer clients": (tensor("references/clients", lambda t: t[:1]), "references/counts has shape"),
     "a basis of other features": (tensor("subspaces/routing/0001", lambda t: t[:-1]), "routing/0001 has shape"),
-    "a map to very many features": (plan("answering", "experts", "statistics", "features", value=10**12), "needs sketches"),
+    "a map to very many features": (
+        plan("answering", "experts", "statistics", "features", value=10**12),
+        "needs sketches",
+    ),
     "a seed that is none": (plan("answering", "experts", "statistics", "seed", value="x"), "do not fit"),
     "a very wide network": (plan("model", "width", value=10**12), "differs|do not fit|model.width"),
     "a very deep network": (plan("model", "depth", value=10**12), "model.depth|differs"),

@@ -139,6 +139,7 @@ def compare(
         list[str] | None, typer.Option(metavar="KEY=A,B", help="One run per value; may be given again.")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs and the comparison go.")] = Path("runs/compare"),
+    preset: Preset = "",
     as_json: Json = False,
 ) -> None:
     """Methods × seeds (× values of a setting), or finished run folders, in one table with mean ± std.
@@ -153,7 +154,8 @@ def compare(
         _show_comparison(runs, folder, as_json)
     elif len(given) <= 1 and not any(path.is_dir() for path in given):
         chosen = [name for name in methods.split(",") if name]
-        _compare_cells(given[0] if given else None, overrides or [], chosen, seeds, vary or [], folder, as_json)
+        source = given[0] if given else None
+        _compare_cells(source, overrides or [], chosen, seeds, vary or [], folder, as_json, preset)
     else:
         wrong = next(path for path in given if not is_run(path))
         raise UsageError(f"{wrong} is not a run folder; give one settings file, or run folders only.")
@@ -245,12 +247,13 @@ def _compare_cells(
     vary: list[str],
     folder: Path,
     as_json: bool,
+    preset: str = "",
 ) -> None:
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
-    planned = cells.plan_cells(source, overrides, methods, numbers, vary)
+    planned = cells.plan_cells(source, overrides, methods, numbers, vary, preset=preset)
     with ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
     _show_comparison(folders, folder, as_json)

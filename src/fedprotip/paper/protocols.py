@@ -309,6 +309,28 @@ def _single() -> list[Row]:
     ]
 
 
+def _defaults() -> list[Row]:
+    """Nothing but defaults on streams of every kind, ten rounds a task, networks from scratch. Not in the paper."""
+    domains = {"scenario": "domain", "tasks": 4}
+    perceptron = {"model": {"name": "mlp", "width": 256, "depth": 3}}
+    streams: dict[str, Nested] = {
+        "digits": {},
+        "rotated": {"stream": {**domains, "domains": "rotate"}},
+        "permuted": {"stream": {**domains, "domains": "permute"}},
+        "unbalanced": {"clients": {"count": 10, "alpha": 0.1}},
+        "digit_domains": layered(
+            {"data": {"name": "digit_domains"}, "stream": {"scenario": "domain", "tasks": 3}}, perceptron
+        ),
+        "cifar100-cnn": layered(CIFAR[1], {"model": {"name": "small_cnn", "width": 128, "depth": 3}}),
+    }
+    base: Nested = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "train": {"rounds": 10, "epochs": 5}}
+    return [
+        Row(f"{stream}-{name}", layered(base, settings, {"method": {"name": name}}), scales=("cpu",), ours=True)
+        for stream, settings in streams.items()
+        for name in ("lda", "fedavg", "fedprotip")
+    ]
+
+
 CIFAR = _piece("cifar100", {"data": {"name": "cifar100"}, "stream": {"tasks": 10}}, dataset="cifar100")
 DOMAINNET = _domainnet(1)
 TENS = (CIFAR, _imagenet_r(10), DOMAINNET)
@@ -389,6 +411,7 @@ def _listed() -> dict[str, tuple[str, list[Row]]]:
             + _grid(0, CIFAR, [_dirichlet(0.1), _dirichlet(0.05)], SIDES, methods=OURS),
         ),
         "single": ("One sample at a time (not in the paper)", _single()),
+        "defaults": ("Nothing but defaults, streams of every kind (not in the paper)", _defaults()),
         "fig6": ("Time and memory", cost),
         "fig7": ("Memory by phase", cost),
     }

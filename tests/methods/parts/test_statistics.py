@@ -292,7 +292,12 @@ def with_overlap(scenario):
     for seed in (0, 1):
         statistics.remember(knowledge, summed([(0, good(seed, columns=0))]))
     stream = {"scenario": scenario, **({"domains": "permute", "task_size": 0} if scenario == "domain" else {})}
-    inference = assemble(statistics.answering(small(stream=stream, statistics={"root": False, "directions": 0})), Network3(), knowledge, [(0, 1), (1, 2)])
+    inference = assemble(
+        statistics.answering(small(stream=stream, statistics={"root": False, "directions": 0})),
+        Network3(),
+        knowledge,
+        [(0, 1), (1, 2)],
+    )
     assert inference.experts.keys() == inference.ways.keys()
     return recall(knowledge), inference.experts
 
@@ -378,7 +383,11 @@ def test_the_other_form_is_refused():
 @pytest.mark.parametrize("method", ["fedprotip", "lda", "ridge"])
 def test_a_run_with_statistics_of_low_rank_sends_less_and_answers_nearly_as_well(tmp_path, method, monkeypatch):
     quick(monkeypatch)
-    sections = {"model": {"width": 64, "stages": []}, "train": {"rounds": 2, "head_start": "closed"}, "method": {"name": method}}
+    sections = {
+        "model": {"width": 64, "stages": []},
+        "train": {"rounds": 2, "head_start": "closed"},
+        "method": {"name": method},
+    }
     whole, cut = (
         fedprotip.run(small(statistics={"rank": rank, "directions": 0}, **sections), out=tmp_path / str(rank))
         for rank in (0, 12)
