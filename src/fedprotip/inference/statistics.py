@@ -175,16 +175,17 @@ class Own:
         return distances - along.square().sum(2) + self.volume
 
 
-def _whitening(sums: Sums, shrinkage: float | None) -> tuple[Tensor, float]:
+def _whitening(sums: Sums, shrinkage: float | None, least: float) -> tuple[Tensor, float]:
     """W (d, d) with WᵀΣW = I for the covariance within classes, and how far that was shrunk towards its diagonal.
 
-    Features may have any scales: all are brought to variance 1 first.
+    Features may have any scales: all are brought to variance 1 first. `least`, as a share of the mean variance, is
+    added to that of each.
     """
     d, freedom = sums.sums.shape[1], sums.freedom()
     covariance = sums.scatter() / freedom
     variances = covariance.diagonal().clamp_min(0)
     rounding = 1e-6 * sums.moment.diagonal() / sums.counts.sum().clamp_min(1)  # sums come as float32
-    scales = (variances + rounding + max(1e-7 * variances.mean().item(), 1e-12)).sqrt()
+    scales = (variances + rounding + max(least * variances.mean().item(), 1e-12)).sqrt()
     correlation = (covariance + covariance.T) / (2 * torch.outer(scales, scales))
     share = oas(correlation, freedom) if shrinkage is None else shrinkage
     eye = torch.eye(d, dtype=torch.float64)
@@ -213,9 +214,11 @@ class Gaussians:
     own: "Own"
 
     @classmethod
-    def of(cls, sums: Sums, shrinkage: float | None = None, omega: Tensor | None = None) -> "Gaussians":
-        """From sums of features; the shrinkage of the covariance by `oas`, or as given."""
-        whitening, share = _whitening(sums, shrinkage)
+    def of(
+        cls, sums: Sums, shrinkage: float | None = None, omega: Tensor | None = None, least: float = 1e-7
+    ) -> "Gaussians":
+        """From sums of features; the shrinkage of the covariance by `oas`, or as given; `least`: see `_whitening`."""
+        whitening, share = _whitening(sums, shrinkage, least)
         centres = (sums.means() @ whitening).float()
         own = Own.of(sums, whitening, omega) if omega is not None and omega.shape[1] else Own.none(*sums.sums.shape)
         return cls(whitening.float(), centres, sums.seen, share, own)

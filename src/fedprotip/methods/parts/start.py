@@ -17,6 +17,10 @@ SPREAD = 3.0
 """Standard deviation of a new head's outputs over samples and classes: sure enough to be right, not so sure that
 training has nothing left to say."""
 
+LEAST = 0.1
+"""Share of the mean variance of features that every feature is taken to have at least: a head that leans on features
+which hardly vary has huge weights, and training the backbone through them diverges."""
+
 
 class ClosedStart(Exchange):
     """Statistics of features as they are; the head that follows travels like a round's result."""
@@ -54,7 +58,7 @@ class ClosedStart(Exchange):
         sums = statistics.summed(combined, self._settings.train, FeatureMap(site.network.features).omega)
         if not sums.seen.any():
             return None
-        weight, bias = scaled(*Gaussians.of(sums).head(), sums)
+        weight, bias = scaled(*Gaussians.of(sums, least=LEAST).head(), sums)
         name = f"heads.{site.network.head_of(site.task)}"
         return Message(self.name, site.wire.pack({f"{name}.weight": weight, f"{name}.bias": bias}))
 
