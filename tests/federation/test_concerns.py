@@ -51,7 +51,7 @@ def told(tmp_path, call, *overrides):
 
 def test_layers_without_room_are_named_once(tmp_path, call):
     """With ε = 1 hidden layers are full after a task or two: each is named after the task that filled it."""
-    found = told(tmp_path, call, "method.threshold=1.0", "method.budget=none", "stream.tasks=3")
+    found = told(tmp_path, call, "method.threshold=1.0", "method.budget=none", "stream.tasks=3", "model.width=8")
     full = [text for text in found if "span all inputs" in text]
     assert full
     assert all("A smaller method.threshold or a larger model.width" in text for text in full)

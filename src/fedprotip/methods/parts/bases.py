@@ -83,7 +83,8 @@ class Bases(Exchange):
         rooms = {name: Projector.of(known).room for name, known in view.earlier.items()}
         for name, core in cores.items():
             d = len(core.basis)
-            cores[name] = core.first(self.most(d, rooms.get(name, d), local.task), options.rank_rule)
+            if room := rooms.get(name, d):  # without any, a routing basis lies within the earlier ones
+                cores[name] = core.first(self.most(d, room, local.task), options.rank_rule)
         tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
         weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
         tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
