@@ -202,16 +202,31 @@ MUTANTS = [
     Mutant(
         "forgetting is divided by T − 1",
         "evaluation/metrics.py",
-        "return sum(drops) / tasks",
-        "return sum(drops) / max(tasks - 1, 1)",
+        "if values) / len(last)",
+        "if values) / max(len(last) - 1, 1)",
         ("tests/evaluation/test_metrics.py",),
     ),
     Mutant(
         "the last row is among the maxima",
         "evaluation/metrics.py",
-        "for row in matrix[t:-1])",
-        "for row in matrix[t:])",
+        "for row in matrix[task:-1]]",
+        "for row in matrix[task:]]",
         ("tests/evaluation/test_metrics.py",),
+    ),
+    # Defaults
+    Mutant(
+        "the way that was wrong most often answers",
+        "inference/calibration.py",
+        "int(right.argmax())",
+        "int(right.argmin())",
+        ("tests/inference/test_calibration.py",),
+    ),
+    Mutant(
+        "own directions without the class mean taken off",
+        "inference/statistics.py",
+        "return self.sketches - self.sums",
+        "return self.sketches + 0 * self.sums",
+        ("tests/inference/test_statistics.py",),
     ),
 ]
 
