@@ -18,6 +18,7 @@ from tests.small import quick, results, small, tensors
 from tests.test_resume import checkpoints, stop_after
 
 APART = "run.engine=apart"
+ANSWER = ApartEngine._answer
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,7 @@ def undisturbed(tmp_path_factory):
             folders[method] = tmp_path_factory.mktemp(method) / "r"
             with pytest.MonkeyPatch.context() as patch:
                 quick(patch)
+                patch.setattr(ApartEngine, "_answer", ANSWER)  # whatever the test does that asks first
                 fedprotip.run(small(APART, method={"name": method}), out=folders[method])
         return folders[method]
 

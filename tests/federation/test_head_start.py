@@ -9,7 +9,7 @@ import fedprotip
 from fedprotip.federation.server import Server
 from fedprotip.inference.statistics import Gaussians, Sums
 from fedprotip.messages import Message
-from fedprotip.methods.parts.start import ClosedStart
+from fedprotip.methods.parts.start import LEAST, SPREAD, ClosedStart
 from fedprotip.models import build_network
 from fedprotip.stream import build_stream
 from tests.sites import through
@@ -70,7 +70,7 @@ def test_the_usual_learning_rate_of_small_runs_does_not_destroy_the_backbone(tmp
 
 
 def test_it_is_the_discriminant_of_all_samples_together(tmp_path, starts):
-    """The first task: features of the initial backbone, all clients in one sum."""
+    """The first task: features of the initial backbone, all clients in one sum, outputs of a moderate spread."""
     settings = settings_of("fedavg", "statistics.minimum=1")
     fedprotip.run(settings, out=tmp_path / "r")
     stream = build_stream(settings)
@@ -78,8 +78,12 @@ def test_it_is_the_discriminant_of_all_samples_together(tmp_path, starts):
     images, labels = stream.train_batch(0, stream.tasks[0].train)
     sums = Sums.zeros(3, 32)
     with torch.no_grad():
-        sums.add(network.embed(images), labels)
-    weight, bias = Gaussians.of(sums).head()
+        features = network.embed(images)
+    sums.add(features, labels)
+    weight, bias = Gaussians.of(sums, least=LEAST).head()
+    outputs = features @ weight.T + bias
+    factor = SPREAD / (outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt()
+    weight, bias = factor * weight, factor * bias
     head = starts[0][1]
     torch.testing.assert_close(head["weight"], weight, rtol=1e-3, atol=1e-3 * weight.abs().max().item())
     torch.testing.assert_close(head["bias"], bias, rtol=1e-3, atol=1e-3 * bias.abs().max().item())
