@@ -70,10 +70,13 @@ def test_adapting_trains_in_the_first_task_only(tmp_path):
 
 
 def test_lda_is_lda_of_all_features_together(tmp_path):
-    """All clients, all tasks, one discriminant: as scikit-learn makes it of all samples with the same shrinkage."""
+    """All clients, all tasks, one discriminant: as scikit-learn makes it of all samples with the same shrinkage.
+
+    Features of all stages by their roots, each brought to variance 1 within classes.
+    """
     from fedprotip.inference.statistics import Gaussians, recall
 
-    run(tmp_path / "r", statistics={"minimum": 1})
+    run(tmp_path / "r", statistics={"minimum": 1, "directions": 0})
     settings = small(method={"name": "lda"}, model={"width": 32})
     stream = build_stream(settings)
     network = build_network(settings, stream.dataset.image_shape, True).eval()
@@ -82,13 +85,15 @@ def test_lda_is_lda_of_all_features_together(tmp_path):
     with torch.no_grad():
         train = [stream.train_batch(task.index, task.train) for task in stream.tasks]
         test = [stream.test_batch(task.index, task.test) for task in stream.tasks]
-        x, y = network.embed(torch.cat([part[0] for part in train])).numpy(), torch.cat([part[1] for part in train])
-        asked, truth = network.embed(torch.cat([part[0] for part in test])), torch.cat([part[1] for part in test])
+        (x, y), (asked, truth) = ((torch.cat(part) for part in zip(*batches, strict=True)) for batches in (train, test))
+        x, asked = (network.look(images).stacked.sqrt() for images in (x, asked))
     assert sums.counts.tolist() == torch.bincount(y).tolist()
     gaussians = Gaussians.of(sums)
+    own = x.double() - torch.stack([x[y == label].double().mean(0) for label in range(6)])[y]
+    scales = (own.square().sum(0) / (len(x) - 6)).sqrt().clamp_min(1e-6).float()
     theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=gaussians.shrinkage, priors=np.full(6, 1 / 6))
     # equal classes for the priors of its covariance: digits are nearly balanced
-    expected = theirs.fit(x, y.numpy()).predict(asked.numpy())
+    expected = theirs.fit((x / scales).numpy(), y.numpy()).predict((asked / scales).numpy())
     found = gaussians.log_densities(asked).argmax(1).numpy()
     assert (found == expected).mean() > 0.99
     own = json.loads((tmp_path / "r" / "summary.json").read_text())["matrix"]["single"][-1]

@@ -38,8 +38,11 @@ def test_the_chosen_router_decides_and_the_others_are_told_beside_it(runs, way):
 
 
 def test_the_router_changes_nothing_but_the_answers(runs):
+    """Once the task is known, the expert of the way answers: statistics for their own way, heads for the others."""
     for way in WAYS:
-        assert runs[way]["matrix"]["aware"] == runs["cosine"]["matrix"]["aware"]
+        like = way if way == "statistics" else "cosine"
+        assert runs[way]["matrix"]["aware"] == runs[like]["matrix"]["aware"]
+        assert runs[way]["matrix"]["agnostic"] == runs["cosine"]["matrix"]["agnostic"]
         assert runs[way]["routers"] == runs["cosine"]["routers"]
     assert len({runs[way]["accuracy"]["single"] for way in WAYS}) > 2
 
@@ -54,8 +57,15 @@ def test_drift_confidence_and_the_unknown_are_reported(runs):
     assert [len(row) for row in summary["drift"]] == [1, 2, 3]
     assert all(0 <= value < 3 for row in summary["drift"] for value in row)
     assert 0 <= summary["confidence"]["ece"] <= 1
-    assert set(summary["unknown"]) == {"mahalanobis", "energy"}
-    assert summary["unknown"]["mahalanobis"] > 0.6
+    assert set(summary["unknown"]) == {"odd", "new", "energy"}
+    assert summary["unknown"]["odd"] > 0.6
+
+
+def test_classes_that_were_not_learned_look_new_beside_many_that_were(tmp_path):
+    """The bulk of all samples is worth comparing with once it has several classes: eight here."""
+    found = run(tmp_path / "r", stream={"tasks": 5})["unknown"]
+    assert found["new"] > 0.6
+    assert found["odd"] > 0.6
 
 
 def test_without_statistics_two_routers_are_left_and_less_travels(tmp_path):

@@ -3,25 +3,28 @@
 import pytest
 import torch
 
-from fedprotip.inference.statistics import Sums, pack
+from fedprotip.inference.calibration import MEASURES
+from fedprotip.inference.statistics import FeatureMap, Sums, pack
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.parts.calibration import BINS, TEMPERATURES, Calibrating
 from fedprotip.methods.parts.references import References
 from fedprotip.methods.parts.training import Training
-from fedprotip.stream.plan import Answering
 from tests.sites import Ends
 from tests.small import small
 
+MAP = FeatureMap(6, columns=2)
 
-def told(counts=(30, 20), d=6, seed=0):
+
+def told(counts=(30, 20), seed=0):
     """Statistics of features that are not negative."""
     chance = torch.Generator().manual_seed(seed)
     rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    sums = Sums.zeros(len(counts), d)
-    sums.add(torch.rand(len(rows), d, generator=chance), rows)
+    sums = Sums.zeros(len(counts), MAP.d, MAP.columns)
+    sums.add(torch.rand(len(rows), MAP.d, generator=chance), rows, MAP.omega)
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "moment": pack(sums.moment).float()}
+    tensors["sketches"] = sums.sketches.float()
     return Message(statistics.KIND, tensors, {"withheld": 0})
 
 
@@ -30,9 +33,9 @@ def changed(message, **tensors):
 
 
 def test_honest_statistics_pass():
-    statistics.check(told(), statistics.KIND, 2, 6)
-    statistics.check(told((1, 1)), statistics.KIND, 2, 6)
-    statistics.check(told((0, 5)), statistics.KIND, 2, 6)
+    statistics.check(told(), statistics.KIND, 2, MAP)
+    statistics.check(told((1, 1)), statistics.KIND, 2, MAP)
+    statistics.check(told((0, 5)), statistics.KIND, 2, MAP)
     statistics.check_signs(told(), positive=True)
 
 
@@ -40,8 +43,9 @@ def test_honest_statistics_pass():
 def test_features_that_are_almost_dead_pass(factor):
     """Rounding of tiny numbers is absolute."""
     honest = told()
-    tensors = {name: honest.tensors[name] * factor**power for name, power in (("sums", 1), ("moment", 2))}
-    statistics.check(changed(honest, **tensors), statistics.KIND, 2, 6)
+    powers = {"sums": 1, "moment": 2, "sketches": 2}
+    tensors = {name: honest.tensors[name] * factor**power for name, power in powers.items()}
+    statistics.check(changed(honest, **tensors), statistics.KIND, 2, MAP)
 
 
 def test_a_moment_must_fit_sums_and_counts():
@@ -56,12 +60,12 @@ def test_a_moment_must_fit_sums_and_counts():
         {"sums": honest.tensors["sums"] * 3},
     ):
         with pytest.raises(BadMessage, match="second moment is none"):
-            statistics.check(changed(honest, **tensors), statistics.KIND, 2, 6)
+            statistics.check(changed(honest, **tensors), statistics.KIND, 2, MAP)
 
 
 def test_features_of_a_relu_have_no_negative_sums():
     negated = changed(told(), sums=-told().tensors["sums"])
-    statistics.check(negated, statistics.KIND, 2, 6)  # its moment fits
+    statistics.check(negated, statistics.KIND, 2, MAP)  # its moment and sketches fit
     statistics.check_signs(negated, positive=False)
     with pytest.raises(BadMessage, match="cannot be negative"):
         statistics.check_signs(negated, positive=True)
@@ -94,20 +98,27 @@ def test_numbers_of_samples_stay_what_they_were():
 def test_no_more_is_scored_than_can_be_held_back(tmp_path):
     settings = small(clients={"held_back": 0.2})
     site = Ends(settings, tmp_path).site()
-    exchange = Calibrating(Answering(), settings.train)
+    exchange = Calibrating(statistics.answering(settings), settings.train)  # one way
 
-    def scored(count):
-        distances = torch.zeros(BINS, dtype=torch.int64)
-        distances[3] = count
-        return Message("calibration", {"loss": torch.ones(len(TEMPERATURES)).double() * count, "distances": distances})
+    def scored(count, right=0, loss=1.0):
+        distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
+        distances[:, 3] = count
+        losses = torch.full((1, len(TEMPERATURES)), loss * count, dtype=torch.float64)
+        return Message("calibration", {"right": torch.tensor([right]), "loss": losses, "distances": distances})
 
     exchange.check(scored(10), site)
+    exchange.check(scored(10, right=10, loss=50.0), site)
     exchange.check_sender(scored(10), site, Sender(0, 40))  # of 50
     with pytest.raises(BadMessage, match="held back"):
         exchange.check_sender(scored(11), site, Sender(0, 40))
-    too_much = Message("calibration", scored(10).tensors | {"loss": torch.full((len(TEMPERATURES),), 501.0).double()})
     with pytest.raises(BadMessage, match="larger than so many samples"):
-        exchange.check(too_much, site)
+        exchange.check(scored(10, loss=50.1), site)
+    with pytest.raises(BadMessage, match="more answers are right"):
+        exchange.check(scored(10, right=11), site)
+    uneven = scored(10)
+    uneven.tensors["distances"][1, 4] = 1  # another number of samples by the second measure
+    with pytest.raises(BadMessage, match="a count is impossible"):
+        exchange.check(uneven, site)
 
 
 def test_references_to_earlier_tasks_stay(tmp_path):

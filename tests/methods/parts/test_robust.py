@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.inference.statistics import Sums
+from fedprotip.inference.statistics import FeatureMap, Sums
 from fedprotip.methods.parts.robust import bounded, geometric_median, middle, robust_sums, supported
 from fedprotip.subspace.basis import orthonormalise
 
 AGGREGATES = ("trimmed", "median")
+OMEGA = FeatureMap(6, columns=3).omega
 
 
 def chance(seed):
@@ -65,46 +66,54 @@ def test_a_geometric_median_has_the_least_sum_of_distances():
         assert cost(found) <= cost(found + 0.05 * step / step.norm()) + 1e-6
 
 
-def clients(seed, count=5, classes=3, d=6):
+def clients(seed, count=5, classes=3):
     """Samples of the same Gaussians at every client, and their sums."""
-    generator, found, every = chance(seed), [], []
+    generator, found, d = chance(seed), [], len(OMEGA)
     centres = 3 * torch.randn(classes, d, generator=generator, dtype=torch.float64)
     for _ in range(count):
         rows = torch.arange(classes).repeat(200)
         features = centres[rows] + torch.randn(len(rows), d, generator=generator, dtype=torch.float64)
-        sums = Sums.zeros(classes, d)
-        sums.add(features, rows)
+        sums = Sums.zeros(classes, d, OMEGA.shape[1])
+        sums.add(features, rows, OMEGA)
         found.append(sums)
-        every.append((features, rows))
     return found, sum(found[1:], start=found[0])
+
+
+def own_spread(sums):
+    """Every class's own covariance, as sketched: (C, d, k)."""
+    return sums.own_scatter(OMEGA) / (sums.counts - 1)[:, None, None]
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_statistics_of_like_clients_are_their_sums(aggregate):
     each, total = clients(0)
-    found = robust_sums(each, aggregate, 0.2)
+    found = robust_sums(each, aggregate, 0.2, OMEGA)
     assert torch.equal(found.counts, total.counts)
     torch.testing.assert_close(found.means(), total.means(), atol=0.2, rtol=0)
     spread, expected = (sums.scatter() / sums.freedom() for sums in (found, total))
     torch.testing.assert_close(spread, expected, atol=0.2, rtol=0)
+    torch.testing.assert_close(own_spread(found), own_spread(total), atol=0.2, rtol=0)
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("factor", [-1.0, 1e6])
 def test_statistics_of_one_client_cannot_move_those_of_all(aggregate, factor):
     each, total = clients(1)
-    each[2] = Sums(each[2].counts, each[2].sums * factor, each[2].moment * factor**2)
-    found = robust_sums(each, aggregate, 0.2)
+    bad = each[2]
+    each[2] = Sums(bad.counts, bad.sums * factor, bad.moment * factor**2, bad.sketches * factor**2)
+    found = robust_sums(each, aggregate, 0.2, OMEGA)
     torch.testing.assert_close(found.means(), total.means(), atol=0.3, rtol=0)
     spread, expected = (sums.scatter() / sums.freedom() for sums in (found, total))
     assert (spread - expected).norm() < 0.5 * expected.norm()
     assert torch.linalg.eigvalsh(spread)[0] > 0
+    assert (own_spread(found) - own_spread(total)).norm() < 0.5 * own_spread(total).norm()
 
 
 def test_a_class_that_nobody_has_stays_empty():
-    found = robust_sums([Sums.zeros(2, 3)] * 3, "median", 0.2)
+    found = robust_sums([Sums.zeros(2, 6, 3)] * 3, "median", 0.2, OMEGA)
     assert not found.seen.any()
     assert not found.moment.any()
+    assert not found.sketches.any()
 
 
 def basis(*columns, d=8):
