@@ -18,7 +18,13 @@ import sys, json, fedprotip
 summary = fedprotip.run(sys.argv[1], out=sys.argv[2])
 print(json.dumps([summary["peak_rss_mb"], summary["tasks"], summary["failures"]["count"]]))
 """
-WIDE = {"model": {"width": 512}, "train": {"rounds": 1}, "stream": {"tasks": 2}, "run": {"threads": 1, "state_mb": 1}}
+WIDE = {
+    "model": {"width": 512},
+    "train": {"rounds": 1},
+    "stream": {"tasks": 2},
+    "method": {"merge": "energy"},  # a union has directions of every client
+    "run": {"threads": 1, "state_mb": 1},
+}
 
 
 def peak(tmp_path, clients):

@@ -53,14 +53,16 @@ several(
     (CALIBRATION,),
     "A calibration that is none",
     {
-        "losses_for_sure_answers": table(loss=lambda t: torch.linspace(0, 1e9, len(t), dtype=t.dtype)),
-        "losses_for_unsure_answers": table(loss=lambda t: torch.linspace(1e9, 0, len(t), dtype=t.dtype)),
+        "losses_for_sure_answers": table(loss=lambda t: torch.linspace(0, 1e9, t.shape[1], dtype=t.dtype).expand_as(t)),
+        "losses_for_unsure_answers": table(
+            loss=lambda t: torch.linspace(1e9, 0, t.shape[1], dtype=t.dtype).expand_as(t)
+        ),
         "losses_1e308": table(loss=lambda t: torch.full_like(t, 1.7e308)),
         "distances_2_to_40": table(distances=lambda t: torch.full_like(t, SAMPLES)),
         "distances_far_out": table(
-            distances=lambda t: torch.zeros_like(t).index_fill(0, torch.tensor(len(t) - 1), 10**6)
+            distances=lambda t: torch.zeros_like(t).index_fill(1, torch.tensor(t.shape[1] - 1), 10**6)
         ),
-        "calibration_zero": table(loss=torch.zeros_like, distances=torch.zeros_like),
+        "calibration_zero": table(right=torch.zeros_like, loss=torch.zeros_like, distances=torch.zeros_like),
     },
 )
 several(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fedprotip.federation.aggregate import combine
@@ -37,7 +38,7 @@ def converse(
 
     asked = engine.ask(map(request, list(crossed)))
     line = server.progress.line.setdefault(exchange.name, {}) if exchange.when == "round" else {}
-    judged = in_line((judge(reply, exchange, server) for reply in asked), exchange.slack, line)
+    judged = in_line(map(partial(judge, exchange=exchange, server=server), asked), exchange.slack, line)
     checked = usable(judged, crossed, server, journal, exchange, round_, used)
     combined = combine(exchange, checked, server.site)
     if combined is not None:

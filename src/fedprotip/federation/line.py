@@ -106,6 +106,7 @@ def in_line(replies: Iterable[Measured], slack: float, known: Known) -> Iterator
                 yield passed(measured)
             else:
                 waiting.append(put_by(measured))
+            del measured  # not held while the next client answers
         for measured, place in waiting:
             why = measured.refused or others.excess(measured, slack)
             yield passed(replace(restored(measured, place), refused=why))
