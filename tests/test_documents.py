@@ -41,9 +41,9 @@ def small_defaults(monkeypatch):
     """The defaults, cut down so that a command takes a second."""
     original = settings.load
 
-    def load(source=None, overrides=(), note=lambda text: None):
+    def load(source=None, overrides=(), note=lambda text: None, preset=""):
         quick = [f"{section}.{key}={value}" for section, key, value in quick_values() if section != "method"]
-        return original(source, [*overrides, *quick], note)
+        return original(source, [*overrides, *quick], note, preset)
 
     monkeypatch.setattr("fedprotip.settings.load", load)
 
@@ -117,7 +117,7 @@ def extensions(tmp_path, monkeypatch):
 def test_a_method_is_one_file(tmp_path, monkeypatch, extensions):
     """The first method of docs/extend.md has settings of its own, is FedAvg without its term, and acts with it."""
     quick(monkeypatch)
-    longer = {"rounds": 4, "epochs": 4, "batch": 32, "lr": 0.1}
+    longer = {**SMALL["train"], "rounds": 4, "epochs": 4, "batch": 32, "lr": 0.1}
     chosen = {"fedavg": {"name": "fedavg"}, "off": {"name": "anchor", "strength": 0.0}, "on": {"name": "anchor"}}
     summaries = {
         name: fedprotip.run({**SMALL, "train": longer, "method": method}, out=tmp_path / name)

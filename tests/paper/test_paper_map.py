@@ -144,7 +144,7 @@ def test_nothing_numbered_is_left_out(column, last):
     assert numbers == list(range(1, last + 1))
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "single"])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in ("single", "defaults")])
 def test_every_protocol_has_its_command_and_the_rows_that_can_run(name):
     column = {"t": "Table", "f": "Figure"}[name[0]]
     (table,) = re.findall(rf"^\| {column} \|.*\n((?:\|.*\n)+)", TEXT, flags=re.MULTILINE)

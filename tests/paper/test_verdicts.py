@@ -26,9 +26,11 @@ OTHER = {
     "model.name": "mlp",
     "model.weights": "",
     "model.freeze": "layer1",
+    "model.stages": ["layer3"],
     "train.optimizer": "Adam",
     "train.optimizer_options": {"nesterov": True},
     "method.name": "fedavg",
+    "evaluate.examples": 1,
     "method.layer_thresholds": {"layer4*": 0.9},
 }
 """Another value of settings for which none can be guessed."""
@@ -68,7 +70,7 @@ def changed(key, value):
     return paper_settings(**{section: {name: value}})
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [key for key in KEYS if key != "method.budget"])  # it goes with merge = "energy"
 def test_every_setting_is_compared_unless_it_is_named(key):
     ours = changed(key, another(key))
     away = [reason for reason in departures(ours, ACC) if reason.startswith(f"{key} ")]

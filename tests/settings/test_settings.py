@@ -290,11 +290,33 @@ def test_a_bad_value_of_another_method_does_no_harm_but_an_unknown_key_does():
     assert "method.treshold" in refusal({"method": {"name": "fedavg", "treshold": 0.5}})
 
 
-def test_defaults_are_the_papers():
-    """Section 6 and appendix E: what the issue calls the paper's defaults."""
+def test_the_papers_own_settings_are_one_word_away():
+    """Section 6 and appendix E; what the user states lies above them."""
+    settings = load(preset="paper")
+    chosen = settings.method
+    assert (chosen.threshold, chosen.increment, chosen.rank_rule, chosen.merge) == (0.7, 0.001, "mass", "union")
+    assert (chosen.router, chosen.statistics, settings.train.lr, settings.train.fall) == ("cosine", False, 0.01, "none")
+    assert load({"method": {"threshold": 0.8}}, preset="paper").method.threshold == 0.8
+    assert load({}, ["train.fall=cosine"], preset="paper").train.fall == "cosine"
+    assert load({"method": {"name": "fedavg"}}, preset="paper").train.head_start == "random"
+    with pytest.raises(UsageError, match="--preset 'papr' is unknown"):
+        load(preset="papr")
+
+
+def test_a_union_has_no_budget_unless_one_is_asked_for():
+    assert load({"method": {"merge": "union"}}).method.budget == "none"
+    assert load(to_toml_again(load({"method": {"merge": "union"}}))).method.budget == "none"
+    with pytest.raises(UsageError, match="budget = 'tasks' needs merge = 'energy'"):
+        load({"method": {"merge": "union", "budget": "tasks"}})
+
+
+def to_toml_again(settings):
+    return tomllib.loads(to_toml(settings))
+
+
+def test_nothing_said_is_the_defaults():
     settings = Settings()
     assert settings == load() == load({}) == load({"train": {}})
-    assert (settings.method.name, settings.method.increment, settings.method.rank_rule) == ("fedprotip", 0.001, "mass")
     assert (settings.clients.partition, settings.train.average, settings.evaluate.group) == (
         "dirichlet",
         "weighted",

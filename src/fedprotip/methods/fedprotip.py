@@ -1,7 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -82,6 +82,14 @@ class FedProTIPOptions(MethodSettings):
         if self.router not in ("auto", "cosine", "gaussian") and not self.statistics:
             raise ValueError(f"router = {self.router!r} needs statistics = true; without them: 'cosine' or 'gaussian'")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_union_has_no_budget(cls, raw: Any) -> Any:
+        """Where nothing is said about it: a union cannot be cut, for it has no order."""
+        if isinstance(raw, Mapping) and raw.get("merge") == "union" and "budget" not in raw:
+            return {**raw, "budget": "none"}
+        return raw
 
     @model_validator(mode="after")
     def _budget_is_kept(self) -> "FedProTIPOptions":

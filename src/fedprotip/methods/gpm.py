@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedprotip.errors import UsageError
 from fedprotip.methods.base import register
@@ -23,6 +23,11 @@ class GPMOptions(FedProTIPOptions):
     budget: Literal["tasks", "none"] = Field("none", description="GPM takes as many directions as ε says.")
     statistics: bool = Field(False, description="GPM is told the task of a sample, so it needs no class statistics.")
     router: RouterName = Field("cosine", description="Not used: GPM is told the task of a sample.")
+
+    @model_validator(mode="after")
+    def _router_has_its_statistics(self) -> "GPMOptions":
+        """It has none, and needs none."""
+        return self
 
 
 @register

@@ -24,7 +24,8 @@ CHANCE = frozenset({"run.seed", "data.seed", "run.geometry", "train.channels_las
 """Another draw, a measurement beside the run, another rounding: the protocol stays the same."""
 FINDING = frozenset(
     {
-        *("evaluate.group", "evaluate.draws"),
+        *("evaluate.group", "evaluate.draws", "model.stages"),
+        *("statistics.minimum", "statistics.root", "statistics.directions", "statistics.features", "statistics.rank"),
         *("method.router", "method.statistics", "method.voters", "method.routing_rank"),
     }
 )
@@ -33,7 +34,7 @@ VARIANTS = frozenset(
     f"method.{name}"
     for name in (
         *("threshold", "layer_thresholds", "increment", "rank_rule"),
-        *("project_on", "merge", "routing_rank"),
+        *("project_on", "merge", "budget", "routing_rank"),
     )
 )
 """Choices of FedProTIP itself. With others it is a variant of the method: judged, and the verdict names them."""

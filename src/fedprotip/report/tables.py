@@ -22,7 +22,7 @@ Cell = str | int | float | None
 
 QUIET = frozenset(
     {
-        *("data.root", "data.workers", "evaluate.batch"),
+        *("data.root", "data.workers", "evaluate.batch", "evaluate.examples"),
         *("run.out", "run.engine", "run.workers", "run.device", "run.threads"),
         *("run.checkpoint", "run.cache_mb", "run.state_mb"),
     }
