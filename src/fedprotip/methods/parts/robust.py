@@ -49,7 +49,7 @@ def geometric_median(points: Tensor, weights: Tensor) -> Tensor:
     """
     flat, share = points.flatten(1), weights / weights.sum()
     centre, mixture = flat.median(dim=0).values, share
-    scale = (flat - centre).norm(dim=1).median().clamp_min(torch.finfo(flat.dtype).tiny)
+    scale = (flat - centre).norm(dim=1).median().clamp_min(1e-200)  # one point, or equal ones
     for _ in range(PASSES):
         near = share / (flat - centre).norm(dim=1).clamp_min(1e-6 * scale)
         near = near / near.sum()
