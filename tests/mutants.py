@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "the way that was wrong most often answers",
         "inference/calibration.py",
-        "int(right.argmax())",
-        "int(right.argmin())",
+        "+ wrong.sqrt() >= right.max()",
+        "- wrong.sqrt() <= right.min()",
         ("tests/inference/test_calibration.py",),
     ),
     Mutant(

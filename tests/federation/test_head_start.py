@@ -63,7 +63,6 @@ def test_a_new_head_answers_before_any_training(tmp_path, starts, method):
     assert all(share < 0.6 for share, _ in starts)
 
 
-@pytest.mark.xfail(strict=True, reason="rows of the discriminant are 60 to 300 long, their gradient kills the backbone")
 def test_the_usual_learning_rate_of_small_runs_does_not_destroy_the_backbone(tmp_path):
     summary = fedprotip.run(settings_of("fedavg", "train.lr=0.05"), out=tmp_path / "r")
     assert summary["matrix"]["aware"][-1][-1] > 60  # from a random head it is above 90
@@ -174,7 +173,7 @@ def test_a_class_nobody_tells_about_can_still_be_learned(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedprotip.methods.parts.statistics.check_counts", lambda *_: None)
     through(monkeypatch, silent, "summarise")
-    summary = fedprotip.run(settings_of("fedavg", "train.rounds=4"), out=tmp_path / "r")
+    summary = fedprotip.run(settings_of("fedavg", "train.rounds=8"), out=tmp_path / "r")
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path / "r", "model").values())
     assert summary["matrix"]["aware"][0][0] > 80
 

@@ -101,9 +101,20 @@ WAYS = {name: WayPlan(router=name, expert="heads") for name in ("cosine", "stati
 TRIED = Answering(ways=WAYS, chosen="statistics", tried=("statistics", "fused"), auto=True)
 
 
-@pytest.mark.parametrize(("right", "way"), [([7, 9], "fused"), ([9, 9], "statistics"), ([0, 0], "statistics")])
+@pytest.mark.parametrize(
+    ("right", "way"),
+    [
+        ([70, 90], "fused"),
+        ([84, 90], "fused"),
+        ([87, 90], "statistics"),
+        ([9, 9], "statistics"),
+        ([0, 0], "statistics"),
+    ],
+)
 def test_the_way_that_was_right_most_often_answers_ties_to_the_simpler(right, way):
+    """Of 100 samples; one that is behind by no more than the root of its errors is level."""
     knowledge = {"calibration/right": torch.tensor(right, dtype=torch.float64)}
+    knowledge["calibration/distances"] = torch.tensor([[60, 40], [50, 50]])
     assert best_way(TRIED, knowledge) == way
     assert best_way(TRIED, {}) == "statistics"
     stated = TRIED.model_copy(update={"auto": False, "chosen": "cosine"})

@@ -50,11 +50,16 @@ def count_bins(strange: dict[str, Tensor]) -> Tensor:
 
 
 def best_way(answering: Answering, knowledge: Tensors) -> str:
-    """The way that answers: the one that was right most often, ties to the simpler; without evidence the chosen one."""
+    """The way that answers: the one that was right most often; without evidence the chosen one.
+
+    Ties go to the simpler way, and it is a tie where it was wrong n times and is behind by no more than √n.
+    """
     right = knowledge.get("calibration/right")
     if not answering.auto or right is None or not right.any():
         return answering.chosen
-    return answering.tried[int(right.argmax())]
+    wrong = (knowledge["calibration/distances"][0].sum() - right).clamp_min(0)
+    level = right + wrong.sqrt() >= right.max()
+    return answering.tried[int(level.int().argmax())]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedprotip.methods.site import Site
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event
 
-SPREAD = 3.0
+SPREAD = 1.0
 """Standard deviation of a new head's outputs over samples and classes: sure enough to be right, not so sure that
 training has nothing left to say."""
 
