@@ -238,10 +238,8 @@ class TrainSettings(Section):
     fall: Literal["none", "cosine"] = Field(
         "cosine", description="How the learning rate falls within a task: not at all, or to 0 by half a cosine."
     )
-    augment: Literal["none", "flip", "standard"] = Field(
-        "none",
-        description="flip: every training image as it is or mirrored, two fixed views; standard: random crop, flip and "
-        "brightness.",
+    augment: Literal["none", "standard"] = Field(
+        "none", description="standard: random crop, flip and brightness of every training image."
     )
     views: int = Field(
         0,
