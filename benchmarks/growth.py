@@ -65,13 +65,15 @@ def tasks(
 
 
 def _perceptron(data: dict[str, str], tasks: int, clients: int, width: int, train: dict[str, Any]) -> dict[str, Any]:
+    """The paper's steps, which the textbook takes too, and class statistics of the final features."""
     return {
         "data": data,
         "stream": {"tasks": tasks, "task_size": 2},
-        "clients": {"count": clients, "partition": "iid"},
-        "model": {"name": "mlp", "width": width, "depth": 2},
-        "train": train,
-        "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy"},
+        "clients": {"count": clients, "partition": "iid", "held_back": 0.0},
+        "model": {"name": "mlp", "width": width, "depth": 2, "stages": []},
+        "train": {**train, "head_start": "random", "fall": "none"},
+        "statistics": {"root": False, "directions": 0},
+        "method": {"name": "fedprotip", "threshold": 0.9, "rank_rule": "energy", "merge": "union"},
     }
 
 
