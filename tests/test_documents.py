@@ -109,6 +109,8 @@ def extensions(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
         importlib.import_module(name)
     yield folder
+    for name in code:
+        sys.modules.pop(name, None)
     for known, former in zip(registries, before, strict=True):
         known.clear()
         known.update(former)

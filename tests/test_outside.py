@@ -30,6 +30,8 @@ def elsewhere(tmp_path, monkeypatch):
     """The files of docs/extend.md in a folder that Python does not look into; all traces go after the test."""
     quick(monkeypatch)
     registries = (base._methods, ROUTERS, _loaders, _layouts, _builders, *settings.KNOWN.values())
+    for name in FILES:  # of another test that imported files of the same names
+        sys.modules.pop(name, None)
     before, modules = [dict(known) for known in registries], set(sys.modules)
     monkeypatch.setattr(names, "_given", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
