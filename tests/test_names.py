@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import fedprotip
-from fedprotip.cli import app as cli
 from fedprotip.settings import to_toml
 from fedprotip.stream.images import open_rgb
 from tests.small import forged, quick, results, small, tensors
@@ -20,18 +18,12 @@ TINY = ["clients.count=2", "train.rounds=1", "stream.tasks=2"]
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command in this process: (exit code, what it says on either stream in one line)."""
+def say(call):
+    """Run the command in this process: (exit code, what it says on either stream)."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedprotip", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
+        code, out, err = call(*arguments)
+        return code, out + err
 
     return run
 
@@ -71,15 +63,15 @@ def answers(folder, photos):
 
 
 @pytest.mark.parametrize("size", [2, 0], ids=["a number", "shared out evenly"])
-def test_new_classes_are_found_by_name_wherever_they_sort(here, call, size):
+def test_new_classes_are_found_by_name_wherever_they_sort(here, say, size):
     settings = settings_file(here / "s.toml", f"stream.task_size={size}")
-    assert call("run", settings, "--out", "r")[0] == 0
+    assert say("run", settings, "--out", "r")[0] == 0
     assert plan(here / "r") == [["b", "c"], ["d", "e"]]
     class_folders(here / "photos", ["a", "cc"], size=(8, 8))
-    code, said = call("extend", "r", "--json")
+    code, said = say("extend", "r", "--json")
     assert code == 0, said
     assert plan(here / "r") == [["b", "c"], ["d", "e"], ["a", "cc"]]
-    code, said = call("extend", "r")
+    code, said = say("extend", "r")
     assert (code, "class(es) that no task has yet, and the data has none left" in said) == (2, True)
 
 
@@ -120,15 +112,15 @@ def test_rows_sorted_anew_change_no_answer(here, monkeypatch):
     assert set(before) <= set("bcde")
 
 
-def test_old_data_may_be_gone(here, call, monkeypatch):
+def test_old_data_may_be_gone(here, say, monkeypatch):
     """All of it: only the task that comes is there. What cannot be measured is null, and the report says so."""
     monkeypatch.undo()
     monkeypatch.chdir(here)
-    assert call("run", settings_file(here / "s.toml"), "--out", "r")[0] == 0
+    assert say("run", settings_file(here / "s.toml"), "--out", "r")[0] == 0
     shutil.rmtree(here / "photos")
-    assert call("resume", "r")[0] == 0
+    assert say("resume", "r")[0] == 0
     class_folders(here / "photos", ["a", "x"], size=(20, 13))
-    code, said = call("extend", "r", "--json")
+    code, said = say("extend", "r", "--json")
     assert code == 0, said
     summary = json.loads((here / "r" / "summary.json").read_text())
     for mode in summary["matrix"]:
@@ -141,15 +133,15 @@ def test_old_data_may_be_gone(here, call, monkeypatch):
     assert set(answers(here / "r", here / "photos")) <= set("axbcde")
 
 
-def test_old_test_data_without_training_data_is_enough_to_measure(here, call):
+def test_old_test_data_without_training_data_is_enough_to_measure(here, say):
     for part in ("train", "test"):
         class_folders(here / "split" / part, "bcde", 5, size=(8, 8))
-    assert call("run", settings_file(here / "s.toml", source="split"), "--out", "r")[0] == 0
+    assert say("run", settings_file(here / "s.toml", source="split"), "--out", "r")[0] == 0
     for name in "bcde":
         shutil.rmtree(here / "split" / "train" / name)
     for part in ("train", "test"):
         class_folders(here / "split" / part, "ax", 5, size=(8, 8))
-    code, said = call("extend", "r", "--json")
+    code, said = say("extend", "r", "--json")
     assert code == 0, said
     summary = json.loads((here / "r" / "summary.json").read_text())
     assert None not in summary["matrix"]["aware"][-1]
@@ -168,11 +160,11 @@ def test_a_run_under_way_needs_only_what_is_still_to_come(here, monkeypatch):
         assert (here / "r" / name).read_bytes() == (here / "whole" / name).read_bytes()
 
 
-def test_other_old_test_data_is_said(here, call):
-    call("run", settings_file(here / "s.toml"), "--out", "r")
+def test_other_old_test_data_is_said(here, say):
+    say("run", settings_file(here / "s.toml"), "--out", "r")
     (here / "photos" / "b" / "009.png").unlink()  # every fifth is a test sample, the tenth too
     class_folders(here / "photos", ["a", "x"], size=(8, 8))
-    code, said = call("extend", "r")
+    code, said = say("extend", "r")
     assert code == 0, said
     told = "test samples of 'b': 1 removed (b/009.png); accuracies on task 1 from before and from now on cannot"
     assert told in said.replace("\n", "")
@@ -249,7 +241,7 @@ def test_a_folder_from_before_names_were_kept_goes_on_with_its_own_classes_alone
 # Where things are
 
 
-def test_a_run_folder_moves_with_its_data(here, call, monkeypatch):
+def test_a_run_folder_moves_with_its_data(here, say, monkeypatch):
     project = here / "project"
     shutil.move(here / "photos", project / "photos")
     settings = settings_file(project / "s.toml")
@@ -258,64 +250,64 @@ def test_a_run_folder_moves_with_its_data(here, call, monkeypatch):
     interrupted(fedprotip.load_settings(settings), project / "runs" / "r", monkeypatch, 4)
     shutil.move(project, here / "moved" / "project")
     monkeypatch.chdir("/")
-    code, said = call("resume", here / "moved" / "project" / "runs" / "r")
+    code, said = say("resume", here / "moved" / "project" / "runs" / "r")
     assert code == 0, said
     assert results(here / "moved" / "project" / "runs" / "r") == results(here / "whole")
 
 
-def test_paths_in_a_file_are_relative_to_it_and_on_the_command_line_to_the_user(here, call):
+def test_paths_in_a_file_are_relative_to_it_and_on_the_command_line_to_the_user(here, say):
     settings = settings_file(here / "elsewhere" / "s.toml", source="../photos")
-    assert call("run", settings, "--out", "a")[0] == 0
-    assert call("run", settings, "--set", "data.source=photos", "--out", "deep/b")[0] == 0
+    assert say("run", settings, "--out", "a")[0] == 0
+    assert say("run", settings, "--set", "data.source=photos", "--out", "deep/b")[0] == 0
     for folder, source in (("a", "../photos"), ("deep/b", "../../photos")):
         assert f'source = "{source}"' in (here / folder / "settings.toml").read_text()
-    code, said = call("run", settings_file(here / "elsewhere" / "t.toml"), "--out", "c")
+    code, said = say("run", settings_file(here / "elsewhere" / "t.toml"), "--out", "c")
     assert code == 2
     assert f"'elsewhere/photos' does not exist (it was looked for in {here})" in said.replace("\n", "")
 
 
-def test_a_comparison_given_again_finds_its_runs(here, call):
+def test_a_comparison_given_again_finds_its_runs(here, say):
     settings = settings_file(here / "s.toml")
     for _ in range(2):
-        code, said = call("compare", settings, "--methods", "fedavg", "--seeds", "0", "--out", "c")
+        code, said = say("compare", settings, "--methods", "fedavg", "--seeds", "0", "--out", "c")
         assert code == 0, said
 
 
-def test_data_elsewhere_is_the_same_data_or_refused(here, call, monkeypatch):
+def test_data_elsewhere_is_the_same_data_or_refused(here, say, monkeypatch):
     settings = small(*TINY, data={"name": "own", "source": "photos"})
     fedprotip.run(settings, out=here / "whole")
     interrupted(settings, here / "r", monkeypatch, 4)
     shutil.move(here / "photos", here / "disk")
-    code, said = call("resume", "r")
+    code, said = say("resume", "r")
     assert (code, "is not there; if it has moved, say where it is now by --set data.source=" in said) == (2, True)
     class_folders(here / "other", "bcdf", size=(8, 8))
-    code, said = call("resume", "r", "--set", "data.source=other")
+    code, said = say("resume", "r", "--set", "data.source=other")
     assert (code, "Class 'e' of task 2 has no training samples" in said) == (2, True)
     shutil.copytree(here / "disk", here / "changed")
     (here / "changed" / "e" / "003.png").unlink()
-    code, said = call("resume", "r", "--set", "data.source=changed")
+    code, said = say("resume", "r", "--set", "data.source=changed")
     assert (code, "samples of 'e'" in said) == (2, True)
-    code, said = call("resume", "r", "--set", "data.source=disk")
+    code, said = say("resume", "r", "--set", "data.source=disk")
     assert code == 0, said
     assert results(here / "r") == results(here / "whole")
     assert 'source = "../disk"' in (here / "r" / "settings.toml").read_text()
     assert set(fedprotip.api.RunFolder.open(here / "r").verify().values()) == {"intact"}
 
 
-def test_an_extension_can_say_where_the_data_is(here, call):
-    call("run", settings_file(here / "s.toml"), "--out", "r")
+def test_an_extension_can_say_where_the_data_is(here, say):
+    say("run", settings_file(here / "s.toml"), "--out", "r")
     class_folders(here / "new", "ax", size=(8, 8))
-    code, said = call("extend", "r", "--set", "data.source=new")
+    code, said = say("extend", "r", "--set", "data.source=new")
     assert code == 0, said
     assert plan(here / "r")[2] == ["a", "x"]
 
 
-def test_nothing_but_places_can_change(here, call):
-    call("run", settings_file(here / "s.toml"), "--out", "r")
+def test_nothing_but_places_can_change(here, say):
+    say("run", settings_file(here / "s.toml"), "--out", "r")
     before = {path: path.read_bytes() for path in (here / "r").rglob("*") if path.is_file()}
     for verb in ("resume", "extend"):
-        code, said = call(verb, "r", "--set", "train.rounds=5")
+        code, said = say(verb, "r", "--set", "train.rounds=5")
         assert (code, "can only be told where its data is now" in said.replace("\n", " ")) == (2, True)
-    code, said = call("resume", "r", "--set", "data.source=elsewhere")
+    code, said = say("resume", "r", "--set", "data.source=elsewhere")
     assert (code, "say where it is when you extend the run" in said.replace("\n", " ")) == (2, True)
     assert before == {path: path.read_bytes() for path in (here / "r").rglob("*") if path.is_file()}
