@@ -53,7 +53,7 @@ class Calibrating(Exchange):
 
     def digest(self, combined: Any, site: Site) -> None:
         """Add what clients found to what is known."""
-        for name, tensor in self._summed(combined).items():  # integers or not, kept as declared
+        for name, tensor in self._summed(combined).items():
             known = site.known.get(f"calibration/{name}")
             site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
 
