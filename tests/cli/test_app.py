@@ -97,6 +97,18 @@ def test_settings_is_a_valid_file_with_documentation(tmp_path, call):
     assert 'name = "fedavg"' in call("settings", "--method", "fedavg")[1]
 
 
+def test_methods_tells_what_each_stores_sends_and_needs(call):
+    code, out, _ = call("methods", "--json")
+    known = json.loads(out)
+    assert code == 0
+    assert {"fedavg", "fedprotip", "lda"} <= known.keys()
+    assert known["gpm"]["needs"] == "a single client"
+    assert all("your own" not in facts["idea"] for facts in known.values())
+    code, out, _ = call("methods")
+    assert code == 0
+    assert "fedprotip" in out
+
+
 def test_compare_runs_cells_once_and_reads_folders(tmp_path, call, settings):
     arguments = ["compare", settings, "--set", "train.rounds=1", "--methods", "fedavg,fedprotip", "--seeds", "0,1"]
     code, out, err = call(*arguments, "--out", tmp_path / "c", "--json")

@@ -21,7 +21,10 @@ from tests.small import quick, results, small
 
 REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
 OWN = {"replay": "tests.conformance.methods.replay", "dream": "tests.conformance.methods.dream"}
-METHODS = [*REGISTERED, *OWN]
+SHORT = ("fedavg", "fedprotip", "lda", "fedlwf", *OWN)
+"""In `make test`; every other one is in `make test-all`."""
+METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow, id=name) for name in (*REGISTERED, *OWN)]
+SEVERAL = [given for given in METHODS if given.id != "gpm"]
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
 
@@ -115,7 +118,7 @@ def test_every_message_that_crossed_is_in_the_ledger(tmp_path, monkeypatch, meth
 
 
 @pytest.mark.parametrize("cls", [LocalEngine, ApartEngine])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "gpm"])
+@pytest.mark.parametrize("method", SEVERAL)
 def test_the_order_in_which_clients_work_changes_nothing(tmp_path, monkeypatch, method, cls):
     """The last client works first; replies are handed over in the order of clients, as every engine must."""
     engine, original = "local" if cls is LocalEngine else "apart", cls.ask
@@ -160,7 +163,7 @@ FAULTS = {fault.__name__: fault for fault in (nothing, nan, other_kind, other_sh
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "gpm"])
+@pytest.mark.parametrize("method", SEVERAL)
 def test_a_bad_client_is_left_out_and_named(tmp_path, monkeypatch, method, fault):
     """Client 1 answers every question but the first badly; the others go on as if it had failed."""
     original = ApartEngine._deliver

@@ -6,7 +6,7 @@ import pytest
 
 import fedprotip
 from fedprotip.evaluation.summary import routing_over_tasks
-from fedprotip.store.events import RoundDone, TaskDone, read_events
+from fedprotip.store.events import TaskDone, read_events
 from tests.small import quick, small
 
 
@@ -16,15 +16,14 @@ def done(task, *shares, router="fused"):
 
 
 def test_the_configured_router_is_read_from_the_events():
-    told = [done(0, 1.0), RoundDone(task=1, round=0, loss=1.0, clients=1, seconds=0.0), done(1, 0.5, 1.0)]
-    (found,) = routing_over_tasks(told, 2).values()
+    (found,) = routing_over_tasks({0: done(0, 1.0), 1: done(1, 0.5, 1.0)}, 2).values()
     assert (found.at_end, found.so_far, found.newest) == ([0.5, 1.0], [1.0, 0.75], [1.0, 1.0])
 
 
 def test_what_was_not_recorded_is_unknown_and_without_routing_there_is_nothing():
-    found = routing_over_tasks([TaskDone(task=0), done(1, 0.5, 1.0)], 2)
+    found = routing_over_tasks({0: TaskDone(task=0), 1: done(1, 0.5, 1.0)}, 2)
     assert found["single"].so_far == [None, 0.75]
-    assert routing_over_tasks([TaskDone(task=0), TaskDone(task=1)], 2) == {}
+    assert routing_over_tasks({0: TaskDone(task=0), 1: TaskDone(task=1)}, 2) == {}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from fedprotip.cli.display import Console
 from fedprotip.cli.options import Imports, Json, Overrides
 from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.errors import FedprotipError, UsageError
+from fedprotip.methods import described
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.report import comparison_rows, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
@@ -227,6 +228,20 @@ def settings(
             settings_file.to_toml(settings_file.load({"method": {"name": method}}, preset=preset), documented=True),
             end="",
         )
+
+
+@app.command()
+def methods(imports: Imports = None, as_json: Json = False) -> None:
+    """All methods: their idea, and what they store, send and need.
+
+    Example: [bold]fedprotip methods[/bold], then [bold]fedprotip settings --method fot[/bold]
+    """
+    for problem in settings_file.load_offered("method.name"):
+        err.print(f"[yellow]{display.plain(problem)}", soft_wrap=True)
+    if as_json:
+        display.print_json(described())
+    else:
+        display.print_methods(out, described())
 
 
 @app.command()

@@ -122,6 +122,15 @@ def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: lis
     console.print(f"Written: {plain(', '.join(map(str, paths)))}", soft_wrap=True)
 
 
+def print_methods(console: Console, known: dict[str, dict[str, Any]]) -> None:
+    """Two lines for every method: its idea; what clients store and send, what it needs, and where it can run."""
+    for name, facts in known.items():
+        console.print(f"[bold green]{plain(name)}[/]: {plain(facts['idea'])}")
+        told = ", ".join(f"{key} {plain(facts[key])}" for key in ("stores", "sends", "needs"))
+        only = "" if len(facts["scenarios"]) > 1 else f"; {facts['scenarios'][0]}-incremental streams only"
+        console.print(f"[dim]    {told}{only}")
+
+
 def print_info(console: Console, facts: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     for key, value in facts.items():

@@ -1,6 +1,6 @@
 """From where a run stands to its summary."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedprotip.evaluation.metrics import average_accuracy, forgetting, mean
@@ -14,6 +14,8 @@ def summarise(
 ) -> Summary:
     """The summary of a run that stands at `progress` (the server's numbers, as saved in a checkpoint)."""
     matrix, routing = progress["matrix"], progress["routing"]
+    done = {event.task: event for event in events if isinstance(event, TaskDone)}
+    last = done.get(progress["task"] - 1)
     by_task, confusion = routing.get("by_task", {}), routing.get("confusion", {})
     accuracy = {mode: average_accuracy(rows) for mode, rows in matrix.items()}
     shares = {mode: mean(values) for mode, values in by_task.items()}
@@ -29,13 +31,14 @@ def summarise(
         "accuracy": accuracy,
         "forgetting": {mode: forgetting(rows) for mode, rows in matrix.items()},
         "routing": shares | {f"{mode}_by_task": values for mode, values in by_task.items()},
-        "routing_over_tasks": routing_over_tasks(events, progress["task"]),
+        "routing_over_tasks": routing_over_tasks(done, progress["task"]),
         "routers": routers,
         **{key: routing.get(key, {}) for key in ("confidence", "unknown", "sweeps")},
         "drift": routing.get("drift", []),
         "matrix": matrix,
         "confusion": confusion,
         "bytes": progress["bytes"],
+        "samples": last.samples if last else {},
         "seconds": progress["seconds"] | {"total": sum(progress["seconds"].values())},
         "peak_rss_mb": progress["peak_rss_mb"],
         "peak_gpu_mb": peak_gpu_mb,
@@ -44,9 +47,8 @@ def summarise(
     return Summary.model_validate(figures)
 
 
-def routing_over_tasks(events: Iterable[Event], tasks: int) -> dict[str, RoutingOverTasks]:
+def routing_over_tasks(done: Mapping[int, TaskDone], tasks: int) -> dict[str, RoutingOverTasks]:
     """Mode → how the configured router did after each task, as the events tell."""
-    done = {event.task: event for event in events if isinstance(event, TaskDone)}
     found = [done[task].routing.get(done[task].router, {}) if task in done else {} for task in range(tasks)]
     modes = dict.fromkeys(mode for by_mode in found for mode in by_mode)
     return {mode: RoutingOverTasks.of([by_mode.get(mode) for by_mode in found]) for mode in modes}

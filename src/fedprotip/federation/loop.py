@@ -66,7 +66,8 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
         seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
         ranks, dims = server.method.ranks(server.site.known)
         found = {"accuracy": evaluation.means(), "router": evaluation.chosen, "routing": evaluation.found()}
-        journal.event(TaskDone(task=task, seconds=seconds, **found, ranks=ranks, dims=dims))
+        samples = server.method.samples(server.site.known)
+        journal.event(TaskDone(task=task, seconds=seconds, **found, ranks=ranks, dims=dims, samples=samples))
         journal.warn(concerns.after_task(server, evaluation, full, ways))
         progress.task, progress.round, progress.present = task + 1, 0, {}
         journal.checkpoint(server, probe.tensors() if probe else {})

@@ -13,7 +13,8 @@ class Mine(Method):
 """
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.presence import Presence
 from fedprotip.methods.parts.start import ClosedStart
+from fedprotip.methods.parts.stored import RAW, STORED
 from fedprotip.methods.parts.training import Training
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Kept, Knowledge
@@ -38,10 +40,24 @@ RESERVED = ("ask", "plan", "knowledge", "lost")
 """Kinds of messages that are no exchange (`federation/parcels.py`)."""
 
 
+@dataclass(frozen=True)
+class About:
+    """A method in a line each, for `fedprotip methods` and the report."""
+
+    idea: str
+    stores: str = "nothing"
+    """What clients keep of past tasks."""
+    sends: str = "the model, every round"
+    """What travels."""
+    needs: str = "nothing more"
+    """What it cannot run without."""
+
+
 class Method:
     """Hooks of a method; every one has FedAvg's behaviour here."""
 
     name: ClassVar[str] = ""
+    about: ClassVar[About] = About("a method of your own")
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     routes: ClassVar[bool] = False
     """Whether it predicts the task of a sample (modes single and batch64); then with domains every one has a head."""
@@ -133,6 +149,10 @@ class Method:
         """For the report: (layer → rank so far, layer → d)."""
         return {}, {}
 
+    def samples(self, known: Knowledge) -> dict[str, int]:
+        """For the report: samples of the past that are kept for learning, "raw" at clients and "synthetic" ones."""
+        return {RAW: int(known[kept])} if (kept := f"{STORED}/{RAW}") in known else {}
+
 
 _methods: dict[str, type[Method]] = {}
 
@@ -142,6 +162,14 @@ def register(cls: type[Method]) -> type[Method]:
     _methods[cls.name] = cls
     declare("method.name", cls.name, cls.Options)
     return cls
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """All methods that are known now, by name: what they say about themselves."""
+    return {
+        name: {**asdict(method.about), "scenarios": list(method.scenarios), "routes": method.routes}
+        for name, method in sorted(_methods.items())
+    }
 
 
 def create_method(settings: Settings) -> Method:

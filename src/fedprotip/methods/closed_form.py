@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedprotip.inference.experts import RIDGE
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating
@@ -33,6 +33,7 @@ class LDA(Method):
     """Gaussians with one covariance around the class means: linear discriminant analysis."""
 
     name = "lda"
+    about = About("class Gaussians of frozen features, in closed form", sends="class sums, once a task")
     routes = True
     Options: ClassVar[type[MethodSettings]] = LDAOptions
 
@@ -58,6 +59,7 @@ class Ridge(LDA):
     """Least squares to one-hot labels; its outputs are no densities, so the largest one decides."""
 
     name = "ridge"
+    about = About("least squares on frozen features, in closed form", sends="class sums, once a task")
     Options: ClassVar[type[MethodSettings]] = RidgeOptions
 
     def answering(self) -> Answering:

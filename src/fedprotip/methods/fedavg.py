@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import About, Method, register
 from fedprotip.settings import MethodSettings
 
 
@@ -13,4 +13,5 @@ class FedAvgOptions(MethodSettings):
 @register
 class FedAvg(Method):
     name = "fedavg"
+    about = About("trains on each task as if it were the only one: the lower bound")
     Options = FedAvgOptions

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.distillation import distillation
 from fedprotip.methods.site import Site
@@ -25,6 +25,7 @@ class FedLwFOptions(MethodSettings):
 @register
 class FedLwF(Method):
     name = "fedlwf"
+    about = About("keeps what old heads say about the new samples", stores="the last model")
     remembers = True
     Options = FedLwFOptions
 

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedprotip.errors import UsageError
 from fedprotip.inference.experts import HEADS, STATISTICS
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
@@ -109,6 +109,11 @@ class FedProTIPOptions(MethodSettings):
 @register
 class FedProTIP(Method):
     name = "fedprotip"
+    about = About(
+        "steps projected away from the subspaces of earlier tasks; tasks found by the same subspaces",
+        stores="second moments of features",
+        sends="the model, every round; bases, references and class sums, once a task",
+    )
     routes = True
     protects = True
     Options: ClassVar[type[MethodSettings]] = FedProTIPOptions

@@ -3,7 +3,7 @@
 from pydantic import Field
 from torch import Tensor
 
-from fedprotip.methods.base import Method, register
+from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.local import Local
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings
@@ -17,6 +17,7 @@ class FedProxOptions(MethodSettings):
 @register
 class FedProx(Method):
     name = "fedprox"
+    about = About("FedAvg whose clients stay near the model that they were sent")
     Options = FedProxOptions
 
     def begin_round(self, local: Local) -> None:

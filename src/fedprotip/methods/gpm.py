@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from fedprotip.errors import UsageError
-from fedprotip.methods.base import register
+from fedprotip.methods.base import About, register
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.fedprotip import FedProTIP, FedProTIPOptions, RouterName
 from fedprotip.methods.parts.bases import Bases
@@ -33,6 +33,9 @@ class GPMOptions(FedProTIPOptions):
 @register
 class GPM(FedProTIP):
     name = "gpm"
+    about = About(
+        "the centralised ancestor of FedProTIP: gradients projected away from earlier tasks", needs="a single client"
+    )
     routes = False
     Options = GPMOptions
 

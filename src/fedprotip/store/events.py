@@ -41,6 +41,7 @@ class TaskDone(Event):
     routing: dict[str, dict[str, list[Number]]] = {}  # router → mode → share of samples sent to a right task, by task
     ranks: dict[str, int] = {}  # layer → rank R of its subspace
     dims: dict[str, int] = {}  # layer → input width d
+    samples: dict[str, int] = {}  # "raw", "synthetic" → samples of the past that are kept for learning
 
     @model_validator(mode="after")
     def _nothing_is_missing(self) -> "TaskDone":

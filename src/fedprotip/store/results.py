@@ -126,6 +126,7 @@ class Summary(Record):
     matrix: dict[str, list[list[Number]]]
     confusion: dict[str, list[list[int]]] = {}
     bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
+    samples: dict[str, int] = {}  # "raw", "synthetic" → samples of the past kept at the end, of all clients together
     seconds: dict[str, float] = {}
     peak_rss_mb: Number = None
     peak_gpu_mb: Number = None
