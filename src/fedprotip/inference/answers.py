@@ -174,16 +174,21 @@ class Inference:
 
     def posterior(self, joint: Tensor) -> Tensor:
         """p(label) of every label there is (m, L), calibrated, from log p(task, class) (m, C)."""
-        joint = joint.masked_fill((joint == -torch.inf).all(1, keepdim=True), 0.0)  # nobody knows: all alike
-        joint = (joint / self.calibration.temperature).softmax(1)
-        known, places = self.candidates.known
-        return joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
+        return self.calibration.honest(self.candidates.probabilities(joint, self.calibration.temperature))
 
     def sureness(self, heard: Heard, routed: Routed) -> Tensor:
         """p(label) of the labels that were found, (m,); 0 where there is none (−1)."""
         labels = routed.labels
         places = torch.searchsorted(self.candidates.known[0], labels.clamp_min(0))
         return self.posterior(self.joint(heard, routed)).gather(1, places[:, None])[:, 0] * (labels >= 0)
+
+    def tasks(self, heard: Heard, routed: Routed) -> Tensor:
+        """p(task) of samples whose tasks have been decided (m, T): what their labels add up to, if each has one task."""
+        if not self.candidates.distinct:
+            return (routed.decisions[routed.groups] / self.calibration.temperature).softmax(1)
+        by_label = self.posterior(self.joint(heard, routed))
+        by_task = by_label.new_zeros(len(by_label), routed.decisions.shape[1])
+        return by_task.index_add_(1, self.candidates.tasks, by_label[:, self.candidates.known[1]])
 
     def _strange(self, features: Features, scores: dict[str, Tensor]) -> dict[str, Tensor]:
         """How little samples look like anything learned, (n,), by every expert that can tell: higher is stranger.

@@ -1,8 +1,8 @@
 """Which way to answer, how sure to be, and how unusual an input is: all from sums over held-back samples.
 
 Clients try every way on samples they did not train on and send sums only: how often each was right, its loss at every
-temperature of a fixed grid, and how many samples lie in each bin of the distance. Sums of clients and tasks add up like
-class statistics.
+temperature of a fixed grid, how often it was right when it was so sure, and how many samples lie in each bin of the
+distance. Sums of clients and tasks add up like class statistics.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,14 @@ MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here."""
 MEASURES = ("odd", "new")
 """What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
+SURE = 16
+"""Even bins of how sure an answer was."""
+PRIOR = 5.0
+"""Samples in each of them for which sureness is taken to be right, before any was seen."""
+FADING = 0.5
+"""What samples of older tasks count at every new one: they were asked while there were fewer classes to choose from."""
+WIDE, HALVINGS = 5.0, 20
+"""A row's own temperature is sought between e⁻⁵ and e⁵."""
 BINS, FINE, WIDEST = 2048, 8.0, 16.0
 """Bins of each of them: even steps of asinh(8·figure) from −16 to 16."""
 
@@ -36,6 +44,23 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
         scores = (log_probabilities / temperature).log_softmax(1)
         found.append(-scores.masked_fill(~right, -torch.inf).logsumexp(1).clamp_min(-MOST_LOSS).double().sum())
     return torch.stack(found)
+
+
+def hits(probabilities: Tensor, right: Tensor) -> Tensor:
+    """How many answers there were in each bin of sureness (n,), and how many of them were right: (2, SURE)."""
+    places = (probabilities * SURE).long().clamp(0, SURE - 1)
+    return torch.stack([torch.bincount(chosen, minlength=SURE) for chosen in (places, places[right])])
+
+
+def rising(values: Tensor, weights: Tensor) -> Tensor:
+    """The values (n,) that never fall and lie nearest to these, by weighted squares (isotonic regression)."""
+    sums, weight = (torch.cat([torch.zeros(1), part.cumsum(0)]).double() for part in (values * weights, weights))
+    starts, stops = torch.arange(len(values))[:, None], torch.arange(1, len(values) + 1)[None]
+    means = (sums[stops] - sums[starts]) / (weight[stops] - weight[starts])
+    ahead = (
+        means.masked_fill(stops <= starts, torch.inf).flip(1).cummin(1).values.flip(1)
+    )  # least mean of start … ≥ stop
+    return ahead.masked_fill(stops <= starts, -torch.inf).amax(0).to(values)
 
 
 def bin_of(figures: Tensor) -> Tensor:
@@ -62,23 +87,33 @@ def best_way(answering: Answering, knowledge: Tensors) -> str:
     return answering.tried[int(level.int().argmax())]
 
 
+def _truth(counts: Tensor, right: Tensor) -> Tensor:
+    """The share of right answers in every bin of sureness, rising; bins of few samples stay near what they say."""
+    said = (torch.arange(SURE, dtype=torch.float64) + 0.5) / SURE
+    return rising((right + PRIOR * said) / (counts + PRIOR), counts + PRIOR).float()
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """A temperature, and the distances of held-back samples."""
+    """A temperature, how often answers are right that are so sure, and the distances of held-back samples."""
 
     temperature: float = 1.0
     held_back: Tensor | None = None  # (measures, BINS) how many samples lie in each bin
+    truth: Tensor | None = None  # (SURE,) the share of right answers in the middle of every bin of sureness
 
     @classmethod
-    def of(cls, loss: Tensor, held_back: Tensor) -> "Calibration":
+    def of(cls, loss: Tensor, held_back: Tensor, counts: Tensor | None = None) -> "Calibration":
         """The highest temperature that the samples do not speak against; without any samples it stays at 1.
 
         Where few samples were scored and all answers right, the least loss would be that of boundless sureness.
+
+        Args:
+            counts: (temperatures, 2, SURE), `hits` at every temperature.
         """
         if not held_back.sum():
             return cls()
-        likely = loss <= loss.min() + NAT
-        return cls(float(TEMPERATURES[likely].max()), held_back)
+        place = int((loss <= loss.min() + NAT).nonzero().max())
+        return cls(float(TEMPERATURES[place]), held_back, None if counts is None else _truth(*counts[place]))
 
     @classmethod
     def recall(cls, knowledge: Tensors, answering: Answering, chosen: str) -> "Calibration":
@@ -88,7 +123,26 @@ class Calibration:
         loss, distances = knowledge["calibration/loss"], knowledge["calibration/distances"]
         if chosen not in answering.tried:
             return cls(1.0, distances if distances.sum() else None)
-        return cls.of(loss[answering.tried.index(chosen)], distances)
+        way, counts = answering.tried.index(chosen), knowledge.get("calibration/hits")
+        return cls.of(loss[way], distances, None if counts is None else counts[way])
+
+    def honest(self, probabilities: Tensor) -> Tensor:
+        """Probabilities (n, L) after which answers are right as often as they are sure; their order stays.
+
+        Each row gets a temperature of its own, at which its largest probability is the share of right answers there.
+        """
+        if self.truth is None or not len(probabilities):
+            return probabilities
+        logs, sure = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log(), probabilities.amax(1)
+        places = (sure * SURE - 0.5).clamp(0, SURE - 1)
+        below = places.long().clamp_max(SURE - 2)
+        wanted = self.truth[below].lerp(self.truth[below + 1], places - below)
+        low, high = torch.full_like(wanted, -WIDE), torch.full_like(wanted, WIDE)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            surer = (logs * middle.exp()[:, None]).softmax(1).amax(1) > wanted
+            low, high = torch.where(surer, low, middle), torch.where(surer, middle, high)
+        return (logs * low.exp()[:, None]).softmax(1)
 
     def unusual(self, strange: dict[str, Tensor]) -> Tensor:
         """The share of held-back samples that look less strange than this one: 0.99 is stranger than 99 of 100.

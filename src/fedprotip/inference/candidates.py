@@ -55,6 +55,12 @@ class Candidates:
         labels, places = self.labels.unique(return_inverse=True)
         return labels, places
 
+    def probabilities(self, joint: Tensor, temperature: float = 1.0) -> Tensor:
+        """p(label) of every label there is (n, L), from log p(task, class) (n, C) up to a constant of each row."""
+        joint = joint.masked_fill((joint == -torch.inf).all(1, keepdim=True), 0.0)  # nobody knows: all alike
+        joint, (known, places) = (joint / temperature).softmax(1), self.known
+        return joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
+
     @cached_property
     def commonest(self) -> Tensor:
         """The label that stands in most tasks: the answer where nobody knows and all candidates are alike."""

@@ -92,7 +92,7 @@ class Predictor:
             )
         heard = self.hear(images)
         routed = self._routed(heard, together, task)
-        tasks = (routed.decisions[routed.groups] / self.inference.calibration.temperature).softmax(1).max(1)
+        tasks = self.inference.tasks(heard, routed).max(1)
         sure, strange = self.inference.sureness(heard, routed), self.inference.strangeness(heard)
         names = [*self.plan.classes, ""]  # −1 is the last one
         found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)

@@ -7,7 +7,7 @@ with a few words. Groups that a method of one's own has are its own business.
 import torch
 from torch import Tensor
 
-from fedprotip.inference.calibration import BINS, MEASURES, TEMPERATURES
+from fedprotip.inference.calibration import BINS, MEASURES, SURE, TEMPERATURES
 from fedprotip.inference.experts import feature_map
 from fedprotip.inference.statistics import COUNTS, MOMENT, SKETCHES, SUMS
 from fedprotip.models import Network
@@ -43,6 +43,8 @@ def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
         ways = len(plan.answering.tried)
         _shaped(knowledge, "calibration/loss", (ways, len(TEMPERATURES)))
         _shaped(knowledge, "calibration/right", (ways,))
+        if "calibration/hits" in knowledge:  # not in run folders of older versions
+            _shaped(knowledge, "calibration/hits", (ways, len(TEMPERATURES), 2, SURE))
         if (_shaped(knowledge, "calibration/distances", (len(MEASURES), BINS)) < 0).any():
             raise ValueError("calibration/distances has negative counts")
     routing = sorted(name for name in knowledge if name.startswith("subspaces/routing/"))

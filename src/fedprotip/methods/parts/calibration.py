@@ -6,7 +6,17 @@ from typing import Any
 import torch
 
 from fedprotip.inference.answers import Inference
-from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, count_bins, losses
+from fedprotip.inference.calibration import (
+    BINS,
+    FADING,
+    MEASURES,
+    MOST_LOSS,
+    SURE,
+    TEMPERATURES,
+    count_bins,
+    hits,
+    losses,
+)
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
@@ -23,6 +33,7 @@ CALIBRATION = Kept(
     {
         "right": Form("w", torch.float64),
         "loss": Form(f"w {len(TEMPERATURES)}", torch.float64),
+        "hits": Form(f"w {len(TEMPERATURES)} 2 {SURE}", torch.float64),
         "distances": Form(f"{len(MEASURES)} {BINS}", torch.int64),
     },
     artefact=True,
@@ -52,10 +63,11 @@ class Calibrating(Exchange):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
     def digest(self, combined: Any, site: Site) -> None:
-        """Add what clients found to what is known."""
+        """Add what clients found to what is known; how sure to be depends on how many classes there are by now."""
         for name, tensor in self._summed(combined).items():
             known = site.known.get(f"calibration/{name}")
-            site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
+            share = FADING if name in ("loss", "hits") else 1
+            site.known[f"calibration/{name}"] = tensor if known is None else share * known + tensor
 
     def _summed(self, combined: Message | Iterable[tuple[int, Message]]) -> Tensors:
         """Sums over all clients; where single ones are not trusted, the middle of their losses per sample."""
@@ -65,7 +77,7 @@ class Calibrating(Exchange):
         counts = torch.stack([one["distances"][0].sum() for one in told])
         distances = torch.stack([one["distances"] for one in told]).sum(0)
         seen, found = counts > 0, {"distances": distances}
-        for name in ("right", "loss"):
+        for name in ("right", "loss", "hits"):
             sums = torch.stack([one[name] for one in told]).double()
             if seen.any():
                 rates = sums[seen].flatten(1) / counts[seen, None]
@@ -80,20 +92,25 @@ def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: i
     """How right every way is about held-back samples, by sums: hits, the loss at every temperature, and distances."""
     right = torch.zeros(len(tried), dtype=torch.int64)
     loss = torch.zeros(len(tried), len(TEMPERATURES), dtype=torch.float64)
+    found = torch.zeros(len(tried), len(TEMPERATURES), 2, SURE, dtype=torch.int64)
     distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
     for inputs, labels in local.held_back(batch):
         heard = inference.hear(local.network.look(inputs))
         for place, way in enumerate(tried):
             routed = inference.route(heard, way)
-            right[place] += (routed.labels == labels).sum()
-            loss[place] += losses(inference.joint(heard, routed), inference.candidates.labels == labels[:, None])
+            good, joint = routed.labels == labels, inference.joint(heard, routed)
+            right[place] += good.sum()
+            loss[place] += losses(joint, inference.candidates.labels == labels[:, None])
+            for row, temperature in zip(found[place], TEMPERATURES.tolist(), strict=True):
+                row += hits(inference.candidates.probabilities(joint, temperature).amax(1), good)
         distances += count_bins(heard.strange)
-    return Message(Calibrating.name, {"right": right, "loss": loss, "distances": distances})
+    return Message(Calibrating.name, {"right": right, "loss": loss, "hits": found, "distances": distances})
 
 
 def check_calibration(message: Message, ways: int) -> None:
     """Raise BadMessage unless these are hits and losses of so many ways, and counts of distances."""
     specs = {"loss": Spec((ways, len(TEMPERATURES)), torch.float64), "right": Spec((ways,), torch.int64)}
+    specs["hits"] = Spec((ways, len(TEMPERATURES), 2, SURE), torch.int64)
     message.check(Calibrating.name, specs | {"distances": Spec((len(MEASURES), BINS), torch.int64)})
     message.check_meta()
     if any((tensor < 0).any() for tensor in message.tensors.values()):
@@ -104,5 +121,8 @@ def check_calibration(message: Message, ways: int) -> None:
         raise BadMessage("a count is impossible")
     if (message.tensors["right"] > samples).any():
         raise BadMessage("more answers are right than samples were scored")
+    scored, good = message.tensors["hits"].unbind(2)
+    if (scored.sum(2) != samples).any() or (good > scored).any():
+        raise BadMessage("more answers are right at a sureness than were given, or not every sample was answered")
     if (message.tensors["loss"] > MOST_LOSS * samples * (1 + 1e-6)).any():
         raise BadMessage("a loss is larger than so many samples can have")
