@@ -5,15 +5,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.isotonic import IsotonicRegression
 
+from fedprotip.evaluation.confidence import summary
 from fedprotip.inference.calibration import (
     BINS,
+    SURE,
     TEMPERATURES,
     Calibration,
     best_way,
     bin_of,
     count_bins,
+    hits,
     losses,
+    rising,
 )
 from fedprotip.stream.plan import Answering, WayPlan
 
@@ -54,6 +59,45 @@ def test_few_right_answers_do_not_make_anybody_sure():
     scores = torch.tensor([[0.0, -8.0]]).repeat(10, 1)
     found = Calibration.of(losses(scores, torch.tensor([[True, False]]).repeat(10, 1)), torch.ones(2, BINS))
     assert 0.8 < (scores[0] / found.temperature).softmax(0)[0] < 0.99
+
+
+@given(st.integers(0, 5000))
+def test_rising_is_isotonic_regression(seed):
+    rng = np.random.default_rng(seed)
+    values, weights = rng.random(9), rng.random(9) + 0.1
+    expected = IsotonicRegression().fit_transform(np.arange(9), values, sample_weight=weights)
+    assert rising(torch.tensor(values), torch.tensor(weights)).tolist() == pytest.approx(expected.tolist())
+
+
+def too_sure(count, seed):
+    """Probabilities of three labels, and which answers were right: of those that are 0.95 sure, fewer are."""
+    rng = np.random.default_rng(seed)
+    honest = torch.tensor(rng.standard_normal((count, 3)) * 2).softmax(1)
+    right = honest.amax(1) > torch.tensor(rng.random(count))
+    return (3 * honest.log()).softmax(1), right
+
+
+def test_answers_are_right_as_often_as_they_are_sure():
+    probabilities, right = too_sure(20_000, 0)
+    counts = hits(probabilities.amax(1), right).expand(len(TEMPERATURES), 2, SURE)
+    known = Calibration.of(torch.arange(float(len(TEMPERATURES))), torch.ones(2, BINS), counts)
+    probabilities, right = too_sure(20_000, 1)
+    before = summary(probabilities.amax(1), right)["ece"]
+    found = known.honest(probabilities)
+    assert before > 0.1
+    assert summary(found.amax(1), right)["ece"] < 0.02
+    assert found.sum(1).tolist() == pytest.approx([1.0] * len(found))
+    assert torch.equal(found.argsort(1), probabilities.argsort(1))
+
+
+def test_what_cannot_be_still_cannot_and_few_samples_change_little():
+    counts = torch.zeros(len(TEMPERATURES), 2, SURE)
+    counts[:, 0, -1] = 1.0  # one answer that was sure and wrong
+    known = Calibration.of(torch.zeros(len(TEMPERATURES)), torch.ones(2, BINS), counts)
+    found = known.honest(torch.tensor([[0.9, 0.1, 0.0], [1.0, 0.0, 0.0]]))
+    assert found[:, 2].tolist() == [0.0, 0.0]
+    assert found[1].tolist() == [1.0, 0.0, 0.0]
+    assert 0.75 < found[0, 0] < 0.9
 
 
 def test_without_held_back_samples_the_temperature_stays_at_one():

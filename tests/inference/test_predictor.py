@@ -144,7 +144,8 @@ def test_whoever_knows_the_task_gets_answers_of_it(predictor, stream):
     images, _ = images_of(stream, 0)
     answers = predictor.predict(images, task=2)
     assert {answer.label for answer in answers} <= {"4", "5"}
-    assert {(answer.task, answer.task_probability) for answer in answers} == {(2, 1.0)}
+    assert {answer.task for answer in answers} == {2}
+    assert all(answer.task_probability == pytest.approx(1.0) for answer in answers)
     with pytest.raises(
         fedprotip.UsageError, match=r"task = 3: tasks count from 0, and this run has learned 3 of them\."
     ):

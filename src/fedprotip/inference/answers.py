@@ -183,7 +183,7 @@ class Inference:
         return self.posterior(self.joint(heard, routed)).gather(1, places[:, None])[:, 0] * (labels >= 0)
 
     def tasks(self, heard: Heard, routed: Routed) -> Tensor:
-        """p(task) of samples whose tasks have been decided (m, T): what their labels add up to, if each has one task."""
+        """p(task) of samples whose tasks have been decided (m, T): the sum over its labels, if each has one task."""
         if not self.candidates.distinct:
             return (routed.decisions[routed.groups] / self.calibration.temperature).softmax(1)
         by_label = self.posterior(self.joint(heard, routed))

@@ -22,7 +22,7 @@ MOST_LOSS = 50
 MEASURES = ("odd", "new")
 """What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
 SURE = 16
-"""Even bins of how sure an answer was."""
+"""Bins of how sure an answer was: even steps of 1 − √(1 − p), so that they are finest where answers are sure."""
 PRIOR = 5.0
 """Samples in each of them for which sureness is taken to be right, before any was seen."""
 FADING = 0.5
@@ -48,8 +48,12 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
 
 def hits(probabilities: Tensor, right: Tensor) -> Tensor:
     """How many answers there were in each bin of sureness (n,), and how many of them were right: (2, SURE)."""
-    places = (probabilities * SURE).long().clamp(0, SURE - 1)
+    places = _place(probabilities).long().clamp(0, SURE - 1)
     return torch.stack([torch.bincount(chosen, minlength=SURE) for chosen in (places, places[right])])
+
+
+def _place(probabilities: Tensor) -> Tensor:
+    return SURE * (1 - (1 - probabilities).clamp_min(0).sqrt())
 
 
 def rising(values: Tensor, weights: Tensor) -> Tensor:
@@ -89,7 +93,7 @@ def best_way(answering: Answering, knowledge: Tensors) -> str:
 
 def _truth(counts: Tensor, right: Tensor) -> Tensor:
     """The share of right answers in every bin of sureness, rising; bins of few samples stay near what they say."""
-    said = (torch.arange(SURE, dtype=torch.float64) + 0.5) / SURE
+    said = 1 - (1 - (torch.arange(SURE, dtype=torch.float64) + 0.5) / SURE).square()
     return rising((right + PRIOR * said) / (counts + PRIOR), counts + PRIOR).float()
 
 
@@ -133,10 +137,10 @@ class Calibration:
         """
         if self.truth is None or not len(probabilities):
             return probabilities
-        logs, sure = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log(), probabilities.amax(1)
-        places = (sure * SURE - 0.5).clamp(0, SURE - 1)
+        logs, sure = probabilities.log(), probabilities.amax(1)
+        places, truth = (_place(sure) - 0.5).clamp(0, SURE - 1), self.truth.to(sure)
         below = places.long().clamp_max(SURE - 2)
-        wanted = self.truth[below].lerp(self.truth[below + 1], places - below)
+        wanted = truth[below].lerp(truth[below + 1], places - below)
         low, high = torch.full_like(wanted, -WIDE), torch.full_like(wanted, WIDE)
         for _ in range(HALVINGS):
             middle = (low + high) / 2

@@ -8,7 +8,7 @@ from fedprotip.inference.statistics import FeatureMap, Sums, pack
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import statistics
-from fedprotip.methods.parts.calibration import BINS, TEMPERATURES, Calibrating
+from fedprotip.methods.parts.calibration import BINS, SURE, TEMPERATURES, Calibrating
 from fedprotip.methods.parts.references import References
 from fedprotip.methods.parts.training import Training
 from tests.sites import Ends
@@ -104,7 +104,10 @@ def test_no_more_is_scored_than_can_be_held_back(tmp_path):
         distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
         distances[:, 3] = count
         losses = torch.full((1, len(TEMPERATURES)), loss * count, dtype=torch.float64)
-        return Message("calibration", {"right": torch.tensor([right]), "loss": losses, "distances": distances})
+        hits = torch.zeros(1, len(TEMPERATURES), 2, SURE, dtype=torch.int64)
+        hits[:, :, 0, 5], hits[:, :, 1, 5] = count, min(right, count)
+        told = {"right": torch.tensor([right]), "loss": losses, "hits": hits, "distances": distances}
+        return Message("calibration", told)
 
     exchange.check(scored(10), site)
     exchange.check(scored(10, right=10, loss=50.0), site)
@@ -115,6 +118,11 @@ def test_no_more_is_scored_than_can_be_held_back(tmp_path):
         exchange.check(scored(10, loss=50.1), site)
     with pytest.raises(BadMessage, match="more answers are right"):
         exchange.check(scored(10, right=11), site)
+    for part, place in ((0, 6), (1, 4)):  # a sample too many, or a right answer that nobody gave
+        strange = scored(10)
+        strange.tensors["hits"][0, 7, part, place] = 1
+        with pytest.raises(BadMessage, match="at a sureness"):
+            exchange.check(strange, site)
     uneven = scored(10)
     uneven.tensors["distances"][1, 4] = 1  # another number of samples by the second measure
     with pytest.raises(BadMessage, match="a count is impossible"):
