@@ -120,6 +120,27 @@ def test_every_answer_says_how_sure_it_is(predictor, stream):
     assert len({answer.probability for answer in answers}) > 10
 
 
+@pytest.mark.slow
+def test_pictures_of_nothing_are_flagged(tmp_path):
+    """By default, at 5 % false alarms: noise, pictures of one shade, and digits whose pixels have been shuffled."""
+    fedprotip.run({"train": {"rounds": 3}}, out=tmp_path / "r")
+    predictor, chance = fedprotip.load(tmp_path / "r"), torch.Generator().manual_seed(0)
+    digits = torch.cat([images_of(build_stream(load({})), task)[0] for task in range(5)])
+    shade = torch.randint(0, 256, (100, 1, 1, 1), generator=chance, dtype=torch.uint8)
+    odd = {
+        "noise": torch.randint(0, 256, (100, 1, 8, 8), generator=chance, dtype=torch.uint8),
+        "one shade": shade.expand(-1, 1, 8, 8),
+        "shuffled": digits.flatten(2)[..., torch.randperm(64, generator=chance)].view_as(digits),
+    }
+
+    def flagged(images):
+        return sum(answer.unusual > 0.95 for answer in predictor.predict(images)) / len(images)
+
+    assert flagged(digits) < 0.1
+    for what, images in odd.items():
+        assert flagged(images) >= 0.95, what
+
+
 def test_digits_that_were_never_learned_look_unusual(predictor, stream):
     known = torch.tensor([answer.unusual for answer in predictor.predict(images_of(stream, 0)[0])])
     unknown = torch.tensor([answer.unusual for answer in predictor.predict(images_of(stream, 4)[0])])
