@@ -18,21 +18,23 @@ class Root:
     """
 
     def __init__(self, d: int) -> None:
-        self._d, self._parts, self._count = d, list[Tensor](), 0
+        self._d, self._parts = d, list[Tensor]()
 
     def add(self, columns: Tensor) -> None:
         """Columns (d, m) in float32; they are copied."""
         for part in columns.split(self._d, dim=1):
             self._parts.append(part.float().clone())
-            self._count += part.shape[1]
-            if self._count >= 2 * self._d:
-                self._parts, self._count = [_half(torch.cat(self._parts, dim=1))], self._d
+            if sum(held.shape[1] for held in self._parts) >= 2 * self._d:
+                self._parts = [_half(torch.cat(self._parts, dim=1))]
+
+    @property
+    def factor(self) -> Tensor:
+        """F."""
+        return torch.cat(self._parts, dim=1) if self._parts else torch.zeros(self._d, 0)
 
     def sketch(self, width: int, chance: torch.Generator) -> Tensor:
         """Y = F·G (d, s) in float32, with independent standard Gaussians."""
-        if not self._parts:
-            return torch.zeros(self._d, width)
-        factor = torch.cat(self._parts, dim=1)
+        factor = self.factor
         return factor @ torch.randn(factor.shape[1], width, generator=chance).to(factor)
 
 
