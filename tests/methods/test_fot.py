@@ -171,13 +171,18 @@ def test_the_papers_48_mb_are_512_columns_of_ten_convolutions():
 
 def test_some_columns_are_enough(tmp_path):
     """As many as asked for, drawn evenly: the strongest direction is found all the same."""
-    ends = Ends(settings(columns=60, width=5_000), tmp_path)
+    ends = Ends(settings(columns=20, width=5_000), tmp_path)
     sketches, server, messages = answers(ends)
     bases = sketches.digest(added(messages), server).tensors
     for name, a in inputs(ends).items():
         strongest = torch.linalg.svd(a.double(), full_matrices=False)[0][:, :1]
-        assert principal_angles(bases[name][:, :1], strongest).max() < 0.2
-        assert torch.linalg.matrix_rank(messages[0].tensors[name]) <= min(60 + 2, a.shape[0])
+        assert principal_angles(bases[name][:, :1], strongest).max() < 0.4
+        seen = {client: torch.linalg.matrix_rank(message.tensors[name]) for client, message in enumerate(messages)}
+        assert max(seen.values()) <= min(20, a.shape[0])
+    whole = answers(Ends(settings(width=5_000), tmp_path / "whole"))[2]
+    for some, every in zip(messages, whole, strict=True):  # some count as much as all of them
+        lengths = [message.tensors["1.weight"].norm().item() for message in (some, every)]
+        assert lengths[0] == pytest.approx(lengths[1], rel=0.15)
 
 
 @pytest.mark.parametrize(

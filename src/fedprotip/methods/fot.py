@@ -219,6 +219,8 @@ class _Inputs:
 class _See:
     """Shows columns of a weight's inputs to its layers, several where it has groups: all of them, or some of each call.
 
+    Some stand for all: they are made longer, so that a client counts by its samples and not by what it drew.
+
     Args:
         wanted: how many of all columns of so many `images`; 0: all.
     """
@@ -231,7 +233,7 @@ class _See:
         quota = max(round(self._wanted * len(inputs[0]) / self._images), 1) if self._wanted else total
         chosen = torch.randperm(total, generator=self._chance) if quota < total else torch.arange(total)
         for part in chosen[:quota].to(inputs[0].device).split(PIECE):
-            columns = some_columns(module, inputs[0], part)
+            columns = some_columns(module, inputs[0], part) * max(total / quota, 1.0) ** 0.5
             for group, seen in enumerate(self._groups):
                 seen.add(columns[:, group].T)
 
