@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fedprotip.report.rundata import RunData
 from fedprotip.store.records import Number
 
-METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
+METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge", "joint": "Joint training"}
 WAYS = {
     "cosine": "The paper: cosine similarity to every client's references, and a vote; the head of that task answers.",
     "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",
@@ -18,7 +18,7 @@ WAYS = {
 }
 STAND_IN = "*"
 STAND_IN_NOTE = "* This method does not look for the task: it answers single samples agnostically."
-CLOSED_FORM = ("lda", "ridge")
+CLOSED_FORM = ("lda", "ridge", "stsa")
 NOTICEABLE = 0.5
 """Points of accuracy below which a difference is not worth a word."""
 RULES = {"pooled": "one task for all", "alone": "each sample alone", "mixture": "a mixture of tasks"}

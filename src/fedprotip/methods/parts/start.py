@@ -37,7 +37,7 @@ class ClosedStart(Exchange):
         return bool(site.method.rounds(site.task)) and (site.task == 0 or not site.network.shared_head)
 
     def answer(self, local: Local) -> Message:
-        return statistics.gather(local, self.name, mapped=False)
+        return statistics.gather(local, self.name, FeatureMap(local.network.features, final=True))
 
     def check(self, message: Message, site: Site) -> None:
         classes, rank = statistics.classes_of(site), self._settings.statistics.rank
