@@ -1,6 +1,7 @@
 """Class statistics, federated: what a client tells about its classes, and how the server adds it up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,23 +105,29 @@ def classes_of(site: Site) -> int:
     return len(site.network.labels[site.network.head_of(site.task)])
 
 
-def gather(local: Local, kind: str, change: FeatureMap) -> Message:
+def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | None = None) -> Message:
     """Sums over all training samples of a client, as the feature map sees them, with the model as it stands.
 
     The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
     samples are left out of everything, and the message says how many they were.
+
+    Args:
+        tasks: whose samples are summed, their classes one after another; by default those of the task under way.
     """
     settings = local.settings
-    classes = torch.tensor(local.site.classes[local.task])
-    labels = local.labels()
-    counts = (labels[:, None] == classes).sum(0)
-    told = counts >= settings.statistics.minimum
-    sums = Sums.zeros(len(classes), change.out, change.columns)
-    for inputs, known in local.labelled(settings.evaluate.batch):
-        rows = (known[:, None] == classes).int().argmax(1)
-        keep = told[rows]
-        features = looked_at(local.network, inputs, change)
-        sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
+    parts = [replace(local, task=task) for task in ([local.task] if tasks is None else tasks)]
+    classes = [torch.tensor(part.site.classes[part.task]) for part in parts]
+    found = zip(parts, classes, strict=True)
+    counts = torch.cat([(part.labels()[:, None] == known).sum(0) for part, known in found])
+    told, first = counts >= settings.statistics.minimum, 0
+    sums = Sums.zeros(len(counts), change.out, change.columns)
+    for part, known in zip(parts, classes, strict=True):
+        for inputs, labels in part.labelled(settings.evaluate.batch):
+            rows = first + (labels[:, None] == known).int().argmax(1)
+            keep = told[rows]
+            features = looked_at(local.network, inputs, change)
+            sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
+        first += len(known)
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "sketches": sums.sketches.float()}
     if rank := _rank(change.out, settings.statistics.rank):
         factor, rest = low_rank(sums.scatter(), rank)
