@@ -1,7 +1,7 @@
 """Words and numbers of the report: names, units, and the result in one plain sentence."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedprotip.report.rundata import RunData
 from fedprotip.store.records import Number
@@ -123,6 +123,15 @@ def seconds_text(seconds: float) -> str:
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def samples_text(kept: Mapping[str, int]) -> str:
+    """What is kept of the past to learn from, by kind.
+
+    >>> samples_text({"raw": 2000, "synthetic": 1})
+    '2,000 raw samples and 1 synthetic sample'
+    """
+    return joined([plural(count, f"{kind} sample") for kind, count in kept.items()])
 
 
 def ids_text(ids: Iterable[int], most: int = 12) -> str:
