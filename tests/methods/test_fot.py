@@ -141,6 +141,28 @@ def test_local_models_leave_the_complement_and_the_average_does_not(tmp_path, mo
     assert max(kept) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stream": {"tasks": 2, "task_size": 4, "overlap": 1}},
+        {"stream": {"scenario": "domain", "tasks": 2, "domains": "rotate", "task_size": 0}},
+        {"model": {"name": "small_cnn", "width": 4, "freeze": "layer1"}, "stream": {"tasks": 2}},
+        {"train": {"wire": "bf16"}, "stream": {"tasks": 2}},
+        {"run": {"geometry": 1}, "stream": {"tasks": 2}},
+    ],
+    ids=["overlap", "rotate", "convolutions", "bf16", "geometry"],
+)
+def test_it_runs_whatever_the_stream_and_the_network(tmp_path, sections):
+    sections = {"train": {"rounds": 2, **sections.pop("train", {})}, **sections}
+    given = small(method={"name": "fot"}, **sections)
+    summary = fedprotip.run(given, out=tmp_path / "r")
+    assert summary["failures"]["count"] == 0
+    for name, phi in tensors(tmp_path / "r", "subspaces").items():
+        if name.startswith("layers/"):
+            assert 0 < phi.shape[1] <= phi.shape[0]
+            assert (phi.T @ phi - torch.eye(phi.shape[1])).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("vectors", ["free", "fixed"])
 def test_biases_move_freely_or_not_at_all(tmp_path, monkeypatch, vectors):
     fedprotip.run(settings("stream.tasks=1", vectors=vectors), out=tmp_path / "one")
