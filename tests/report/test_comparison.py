@@ -232,3 +232,71 @@ def test_one_colour_per_meaning() -> None:
     assert other["color"] == style.METHOD_COLOURS["fedavg"]
     assert stranger["color"] not in {first["color"], other["color"]}
     assert len({look["color"] for look in style.looks(["fedprotip"] * 3)}) == 3
+
+
+def changed(folder: Path, **entries: Any) -> Path:
+    """The run with other entries of its summary; dictionaries are joined."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    for name, values in entries.items():
+        summary[name] = {**summary.get(name, {}), **values}
+    path.write_text(json.dumps(summary))
+    return folder
+
+
+def bounded(tmp_path: Path, joint: float = 90.0) -> list[Path]:
+    """FedAvg at 50 % agnostic and 80 % aware, joint training above it, and a method in between."""
+    figures = {
+        "fedavg": {"agnostic": 50.0, "aware": 80.0},
+        "joint": {"agnostic": joint, "aware": 80.2},
+        "fedprotip": {"single": 80.0, "agnostic": 60.0, "aware": 79.0, "batch64": 85.0},
+    }
+    made = []
+    for method, accuracy in figures.items():
+        folder = changed(make_run(tmp_path / method, method), accuracy=accuracy)
+        if method == "joint":
+            summary = json.loads((folder / "summary.json").read_text())
+            for part in ("accuracy", "forgetting", "matrix"):
+                summary[part] = {mode: summary[part][mode] for mode in ("agnostic", "aware")}
+            summary["samples"] = {"raw": 1437}
+            (folder / "summary.json").write_text(json.dumps(summary))
+        made.append(folder)
+    return made
+
+
+def test_how_much_of_the_way_to_joint_training(tmp_path: Path) -> None:
+    """By what stands for `single`; not where both ends are alike (aware), nor where one has no figure (batch64)."""
+    folders = with_reports(bounded(tmp_path))
+    rows = {row["label"]: row["way"] for row in comparison_rows(folders)}
+    assert rows["fedavg"] == {"single": 0.0, "agnostic": 0.0}
+    assert rows["joint"] == {"single": 100.0, "agnostic": 100.0}
+    assert rows["fedprotip"] == {"single": pytest.approx(75.0), "agnostic": pytest.approx(25.0)}
+    reading = comparison_reading(aggregate([RunData.load(folder) for folder in folders]))
+    assert "Of the way from FedAvg to joint training, which keeps all data, fedprotip goes 75 %." in reading
+    assert "fedprotip is ahead with 80.0 %" in reading  # joint training is no competitor
+    write_comparison(folders, tmp_path / "out")
+    (row,) = (row for row in read_csv(tmp_path / "out/comparison.csv") if row["label"] == "fedprotip")
+    assert (float(row["way_single"]), float(row["way_agnostic"])) == (pytest.approx(75.0), pytest.approx(25.0))
+    grids = {g.title: g for s in comparison_sections(aggregate([RunData.load(f) for f in folders])) for g in s.grids}
+    assert grids["Of the way from FedAvg to joint training"].rows[2] == ["fedprotip", "75.0 %", "25.0 %"]
+
+
+def test_no_way_without_both_ends_or_between_ends_that_are_alike(tmp_path: Path) -> None:
+    lower, upper, method = with_reports(bounded(tmp_path / "a"))
+    for folders in ([lower, method], [upper, method], with_reports(bounded(tmp_path / "b", joint=50.2))):
+        assert all(row["way"] == {} for row in comparison_rows(folders))
+        html = write_comparison(folders, tmp_path / "out").read_text()
+        assert "the way from FedAvg" not in html
+        assert not any(name.startswith("way") for name in read_csv(tmp_path / "out/comparison.csv")[0])
+
+
+def test_samples_that_are_kept_stand_beside_the_cost(tmp_path: Path) -> None:
+    folders = with_reports(bounded(tmp_path))
+    rows = {row["label"]: row["samples"] for row in comparison_rows(folders)}
+    assert rows == {"fedavg": {}, "joint": {"raw": {"mean": 1437, "std": None}}, "fedprotip": {}}
+    sections = {s.title: s for s in comparison_sections(aggregate([RunData.load(folder) for folder in folders]))}
+    grid = sections["Cost"].grids[0]
+    assert grid.columns[-1] == "raw samples kept"
+    assert [row[-1] for row in grid.rows] == ["–", "1,437", "–"]
+    without = {s.title: s for s in comparison_sections(aggregate([RunData.load(folders[0])]))}
+    assert without["Cost"].grids[0].columns == ["method", "up", "down", "time"]

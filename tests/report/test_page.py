@@ -259,3 +259,18 @@ def test_memory_by_phase_with_and_without_a_gpu(tmp_path: Path) -> None:
     (folder / "memory.json").write_text(json.dumps(make_memory(3, 400.0, gpu=True)))
     assert "GPU memory" in write_report(folder).read_text()
     assert (folder / "plots/memory.png").exists()
+
+
+def test_samples_that_are_kept_are_shown_task_by_task(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "task":
+            event["samples"] = {"raw": 1000 * (event["task"] + 1), "synthetic": 50}
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    html = write_report(folder).read_text()
+    assert "Samples kept" in titles(html)
+    assert "3,000 raw samples and 50 synthetic samples" in html
+    table = read_csv(folder / "tables/samples.csv")
+    assert [row["samples"] for row in table if row["kind"] == "raw"] == ["1000", "2000", "3000"]

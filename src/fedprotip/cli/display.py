@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 
-from fedprotip.report.text import STAND_IN, STAND_IN_NOTE
+from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, points, samples_text
 from fedprotip.store.results import Summary, standing_for
 
 MEANINGS = {  # first what a user gets
@@ -89,9 +89,17 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
     for mode in modes:
         style = "bold green" if mode == "single" else ""
         table.add_column(f"{mode}\n[dim]{MEANINGS[mode]}", justify="right", style=style)
+    way = any("single" in row["way"] for row in rows)
+    if way:
+        table.add_column("way\n[dim]from fedavg to joint", justify="right")
     for row in rows:
-        table.add_row(plain(row["label"]), str(row["n"]), *[_cell(row, mode) for mode in modes])
+        cells = [_cell(row, mode) for mode in modes]
+        cells += [points(row["way"].get("single"))] if way else []
+        table.add_row(plain(row["label"]), str(row["n"]), *cells)
     console.print(table)
+    for row in rows:
+        if kept := {kind: round(stat["mean"]) for kind, stat in row["samples"].items()}:
+            console.print(f"{plain(row['label'])} keeps {samples_text(kept)} of past tasks.", soft_wrap=True)
     if any(standing_for(mode, row["accuracy"]) != mode for row in rows for mode in modes):
         console.print(f"[dim]{STAND_IN_NOTE}", soft_wrap=True)
     console.print(f"Report: {plain(str(page))}", soft_wrap=True)

@@ -65,9 +65,11 @@ def needs(settings: Settings, method: Method, stream: Stream) -> list[Need]:
 
 def products(settings: Settings, method: Method, features: int) -> Need:
     """The second moment of so many features, where the method has class statistics."""
-    features = settings.statistics.features or features
-    held = any(exchange.name == STATISTICS for exchange in method.exchanges)
     keys = "statistics.features" if settings.statistics.features else "model.width, or set statistics.features"
+    features = settings.statistics.features or features
+    if own := getattr(settings.method, "features", 0):
+        keys, features = "method.features", own
+    held = any(exchange.name == STATISTICS for exchange in method.exchanges)
     return Need(f"products of {features:,} features", 8 * features**2 if held else 0, keys)
 
 

@@ -50,15 +50,15 @@ class StatisticsExpert:
         return cls(Gaussians.of(sums, omega=feature_map.omega), rows, feature_map, backdrop)
 
     def __call__(self, features: Features) -> Tensor:
-        return self.gaussians.log_densities(self.map(features.stacked))[:, self.rows]
+        return self.gaussians.log_densities(self.map.see(features))[:, self.rows]
 
     def strange(self, features: Features, scores: Tensor) -> dict[str, Tensor]:
         """How unusual samples look, (n,) each: `Backdrop`."""
-        return self.backdrop(self.map(features.stacked).cpu().float(), scores)
+        return self.backdrop(self.map.see(features).cpu().float(), scores)
 
     def whiten(self, features: Features) -> Tensor:
         """Mapped features in standard deviations of a sample around its class."""
-        return self.gaussians.whiten(self.map(features.stacked))
+        return self.gaussians.whiten(self.map.see(features))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LinearExpert:
     map: FeatureMap
 
     def __call__(self, features: Features) -> Tensor:
-        return self.map(features.stacked).cpu() @ self.weights.T + self.bias
+        return self.map.see(features).cpu() @ self.weights.T + self.bias
 
 
 @expert(HEADS)
@@ -94,7 +94,7 @@ def _shared(given: Context) -> Expert:
 @expert(RIDGE)
 def _ridge(given: Context) -> Expert:
     sums, rows = given.candidates.by_label(recall(given.knowledge))
-    weights, bias = ridge(sums, float(given.options["strength"]))
+    weights, bias = ridge(sums, float(given.options["strength"]), bool(given.options.get("centred", True)))
     return LinearExpert(weights[rows], bias[rows], _map(given))
 
 
@@ -105,5 +105,7 @@ def _map(given: Context) -> FeatureMap:
 def feature_map(network: Network, options: Options) -> FeatureMap:
     """What class statistics see of a network's features, by the options of an expert."""
     width = int(options["features"])
-    columns = min(2 * int(options["directions"]), width or network.stacked)
-    return FeatureMap(network.stacked, width, int(options["seed"]), bool(options["root"]), columns)
+    final = bool(options.get("final", False))
+    d = network.features if final else network.stacked
+    columns = min(2 * int(options["directions"]), width or d)
+    return FeatureMap(d, width, int(options["seed"]), bool(options["root"]), columns, final)

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedprotip.models.heads import Features
 from fedprotip.seeds import torch_stream
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.basis import SPARE, leading_range
@@ -271,19 +272,20 @@ class Backdrop:
         return {"odd": away.nan_to_num(posinf=torch.inf), "new": 1 + apart.nan_to_num(posinf=torch.inf)}
 
 
-def ridge(sums: Sums, strength: float) -> tuple[Tensor, Tensor]:
-    """Least squares to one-hot labels with a penalty: weights (C, d), biases (C,), from centred sums.
+def ridge(sums: Sums, strength: float, centred: bool = True) -> tuple[Tensor, Tensor]:
+    """Least squares to one-hot labels with a penalty: weights (C, d), biases (C,).
 
     Args:
         strength: λ as a multiple of the mean variance of a feature.
+        centred: with a bias, which is not penalised; else without any, and λ is a multiple of the mean square.
     """
     n, d = max(sums.counts.sum().item(), 1.0), sums.sums.shape[1]
-    mean = sums.sums.sum(0) / n
+    mean = sums.sums.sum(0) / n * centred
     covariance = sums.moment / n - torch.outer(mean, mean)
     cross = (sums.sums - sums.counts[:, None] * mean) / n  # (C, d): covariance of labels and features
     penalty = strength * max(covariance.trace().item() / d, torch.finfo(torch.float32).tiny)
     weights = torch.linalg.solve(covariance + penalty * torch.eye(d, dtype=torch.float64), cross.T).T
-    bias = sums.counts / n - weights @ mean
+    bias = sums.counts / n * centred - weights @ mean
     return weights.float(), torch.where(sums.seen, bias, -torch.inf).float()
 
 
@@ -292,7 +294,8 @@ class FeatureMap:
     """What class statistics are taken of, and the columns Ω that sketches see.
 
     The signed root of the features; then relu(aR) with a seeded random R (d, M), so that sums see more than linear
-    features; M = 0: without. Only seed and sizes travel: every machine draws the same R and Ω.
+    features; M = 0: without. Only seed and sizes travel: every machine draws the same R and Ω. `final`: of the final
+    features alone, without those of earlier stages.
     """
 
     d: int
@@ -300,10 +303,15 @@ class FeatureMap:
     seed: int = 0
     root: bool = False
     columns: int = 0
+    final: bool = False
 
     @property
     def out(self) -> int:
         return self.width or self.d
+
+    def see(self, features: Features) -> Tensor:
+        """What a backbone makes of images, mapped."""
+        return self(features.final if self.final else features.stacked)
 
     def __call__(self, features: Tensor) -> Tensor:
         if self.root:

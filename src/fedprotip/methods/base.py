@@ -119,6 +119,10 @@ class Method:
 
     # Client
 
+    def count(self, local: Local) -> int:
+        """Samples that a client trains on in this task: its weight in averages; without any it is not asked."""
+        return len(local.samples)
+
     def begin_round(self, local: Local) -> None:
         """The received model is loaded and no step has been made; `local.scratch` lasts until the last one."""
 

@@ -12,16 +12,15 @@ from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import references, statistics
-from fedprotip.methods.parts.bases import Bases, protection
+from fedprotip.methods.parts.bases import Bases
 from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating
 from fedprotip.methods.parts.moments import MOMENTS
 from fedprotip.methods.parts.projection import ProjectGradient, ProjectUpdate, linear_decay
-from fedprotip.methods.parts.protection import ROUTING, SUBSPACES, Protection
+from fedprotip.methods.parts.protection import SUBSPACES, Protection, protection, ranks
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.stream.plan import Answering, Options, WayPlan
-from fedprotip.subspace.bank import SubspaceBank
 
 RouterName = Literal["auto", "cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
 BOTH = ("statistics-heads", "fused")
@@ -197,8 +196,4 @@ class FedProTIP(Method):
         return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen, tried=tuple(ways), auto=auto)
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
-        bank = SubspaceBank.from_tensors(known)
-        shapes = {name: basis.shape for name, basis in bank.layers.items()}
-        if bank.routing:
-            shapes[ROUTING] = bank.routed(len(bank.routing[0])).shape
-        return {name: shape[1] for name, shape in shapes.items()}, {name: shape[0] for name, shape in shapes.items()}
+        return ranks(known)

@@ -5,8 +5,8 @@ output, before the bias, at one position. Only the sampled patches are gathered,
 numbers and never its full unfolding.
 """
 
-from collections.abc import Callable, Iterable, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,8 @@ from fedprotip.models.patches import count_columns, some_columns
 from fedprotip.seeds import torch_stream
 
 T = TypeVar("T", bound=Sized)
+See = Callable[[nn.Module, tuple[Tensor, ...]], None]
+"""Told of every call of a layer: the layer, and what it is given."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,18 @@ def find_layers(module: nn.Module, only_trainable: bool = True) -> dict[str, lis
     return layers
 
 
+@contextmanager
+def watched(module: nn.Module, sees: Mapping[str, See]) -> Iterator[None]:
+    """In between, every call of a Linear or Conv2d is shown to the entry of its weight's name."""
+    names = {id(parameter): name for name, parameter in module.named_parameters() if name in sees}
+    with ExitStack() as hooks:
+        for part in module.modules():
+            name = names.get(id(getattr(part, "weight", None)))
+            if name and isinstance(part, nn.Linear | nn.Conv2d):
+                hooks.callback(part.register_forward_pre_hook(sees[name]).remove)
+        yield
+
+
 def capture(
     module: nn.Module,
     batches: Iterable[T],
@@ -77,14 +91,8 @@ def capture(
             (or all that its map has); 0: see all batches.
     """
     layers = find_layers(module) if layers is None else layers
-    names = {id(dict(module.named_parameters())[name]): name for name in layers}
     samplers = {name: _Sampler(columns, torch_stream(*seed, name)) for name in layers}
-    with torch.no_grad(), ExitStack() as hooks:
-        for part in module.modules():
-            name = names.get(id(getattr(part, "weight", None)))
-            if name and isinstance(part, nn.Linear | nn.Conv2d):
-                handle = part.register_forward_pre_hook(samplers[name].see)
-                hooks.callback(handle.remove)
+    with torch.no_grad(), watched(module, {name: sampler.see for name, sampler in samplers.items()}):
         images = 0
         for batch in batches:
             (forward or module)(batch)

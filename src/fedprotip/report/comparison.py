@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedprotip.report import plots_comparison as plots
+from fedprotip.report.bounds import UPPER, of_the_way, way_sentence
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
-from fedprotip.report.tables import QUIET, Group, Stat, other_differences
+from fedprotip.report.tables import QUIET, Group, Stat, kinds_of_samples, other_differences
 from fedprotip.report.text import (
     NOTICEABLE,
     PHASES,
@@ -19,6 +20,7 @@ from fedprotip.report.text import (
     mib_text,
     number,
     plus_minus,
+    points,
     seconds_text,
     trains_nothing,
 )
@@ -44,6 +46,7 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
         _grid(groups, "Accuracy (%)", lambda group: group.accuracy, max),
         _grid(groups, "Forgetting (points)", lambda group: group.forgetting, min),
     ]
+    grids += _way(groups)
     sections = [Section("Results", "Mean ± sample standard deviation over seeds.", bars, grids)]
     curves = [
         Picture(
@@ -81,14 +84,15 @@ def comparison_reading(groups: list[Group]) -> str:
     """Who is ahead, in one sentence: sample by sample without the task, then with it. Nobody under other conditions."""
     if set(other_differences([run for group in groups for run in group.runs])) - QUIET:
         return "The methods were not run under the same conditions, so none of them is called ahead."
-    alone = _ranked(groups, _alone)
-    told = _ranked(groups, lambda group: group.accuracy.get("aware"))
+    methods = [group for group in groups if group.method != UPPER] or groups  # it may keep all data: no competitor
+    alone = _ranked(methods, _alone)
+    told = _ranked(methods, lambda group: group.accuracy.get("aware"))
     sentences = []
     if alone:
         sentences.append(f"When no task is given and each sample stands alone, {_ahead(alone)}.")
     if told:
         sentences.append(f"When the task is given, {_ahead(told)}.")
-    return " ".join([*sentences, *_training_is_worth(groups)])
+    return " ".join(filter(None, [*sentences, way_sentence(groups), *_training_is_worth(methods)]))
 
 
 def _alone(group: Group) -> Stat | None:
@@ -171,6 +175,16 @@ def _grid(
     return Grid(["method", *modes, "seeds"], rows, title, best=best, note=STAND_IN_NOTE if marked else "")
 
 
+def _way(groups: list[Group]) -> list[Grid]:
+    """How far every method comes from the lower to the upper bound; nothing where they are not both there."""
+    way = of_the_way(groups)
+    modes = [mode for mode in _modes(groups) if any(mode in found for found in way.values())]
+    if not modes:
+        return []
+    rows = [[g.label, *(points(way.get(g.label, {}).get(mode)) for mode in modes)] for g in groups]
+    return [Grid(["method", *modes], rows, "Of the way from FedAvg to joint training")]
+
+
 def _stat(stat: Stat | None) -> str:
     return "–" if stat is None else plus_minus(stat.mean, stat.std)
 
@@ -181,19 +195,21 @@ def _costs(groups: list[Group]) -> Section:
             return "–"
         return write(stat.mean) + (f" ± {write(stat.std)}" if stat.std else "")
 
+    kinds, nothing = kinds_of_samples(groups), Stat(None, None)
     rows = [
         [
             group.label,
             shown(group.bytes["up"], bytes_text),
             shown(group.bytes["down"], bytes_text),
             shown(group.seconds, seconds_text),
+            *(shown(group.samples.get(kind, nothing), "{:,.0f}".format) for kind in kinds),
         ]
         for group in groups
     ]
-    pictures, grids = [], [Grid(["method", "up", "down", "time"], rows)]
+    columns = ["method", "up", "down", "time", *(f"{kind} samples kept" for kind in kinds)]
+    pictures, grids = [], [Grid(columns, rows)]
     phases = {phase: words for phase, words in PHASES.items() if any(phase in group.memory for group in groups)}
     if phases:
-        nothing = Stat(None, None)
         peaks = [
             [group.label, *(shown(group.memory.get(phase, nothing), mib_text) for phase in phases)] for group in groups
         ]

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedprotip.errors import UsageError
 from fedprotip.report import style, tables
+from fedprotip.report.bounds import of_the_way
 from fedprotip.report.classes import class_tables
 from fedprotip.report.comparison import (
     common_facts,
@@ -72,7 +73,7 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
     for run in (run for group in groups for run in group.runs):
         if not RunFolder(run.folder).has("report.html"):
             write_report(run.folder)
-    tables.write_csv(tables.comparison(groups), out, "comparison.csv")
+    tables.write_csv(tables.comparison(groups, of_the_way(groups)), out, "comparison.csv")
     runs = [run for group in groups for run in group.runs]
     page = _render(
         "comparison.html.j2",
@@ -96,8 +97,10 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
 
 
 def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
-    """One plain row per method (and settings): label, n, seeds, mean and std of everything."""
-    return [group.as_row() for group in _groups(folders)]
+    """One plain row per method (and settings): label, n, seeds, mean and std of everything, and `way` to the bound."""
+    groups = _groups(folders)
+    way = of_the_way(groups)
+    return [group.as_row() | {"way": way.get(group.label, {})} for group in groups]
 
 
 def _groups(folders: list[Path]) -> list[tables.Group]:

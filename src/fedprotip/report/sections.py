@@ -16,6 +16,7 @@ from fedprotip.report.text import (
     number,
     percent,
     plural,
+    samples_text,
     seconds_text,
 )
 from fedprotip.store.results import Memory
@@ -37,6 +38,8 @@ def run_sections(run: RunData) -> list[Section]:
         sections.append(_ranks(run))
     if run.traffic:
         sections.append(_traffic(run))
+    if any(event.samples for event in run.tasks):
+        sections.append(_samples(run))
     if any(event.seconds for event in run.tasks):
         sections.append(_seconds(run))
     if run.memory is not None and run.memory.peaks("rss"):
@@ -123,6 +126,14 @@ def _traffic(run: RunData) -> Section:
     grid = Grid(["kind", "up", "down"], rows, "Bytes by kind")
     pictures, gist = [Picture("bytes", plots.traffic(run), alt)], f"{bytes_text(up)} up, {bytes_text(down)} down"
     return Section("Bytes", intro, pictures, [grid], folded=True, gist=gist)
+
+
+def _samples(run: RunData) -> Section:
+    kinds = sorted({kind for event in run.tasks for kind in event.samples})
+    rows = [[f"{e.task + 1}", *(f"{e.samples.get(kind, 0):,}" for kind in kinds)] for e in run.tasks]
+    intro = "What is kept of past tasks to learn from again, of all clients together: raw samples, or synthetic ones."
+    grid = Grid(["after task", *kinds], rows, folded=len(rows) > 8)
+    return Section("Samples kept", intro, grids=[grid], folded=True, gist=samples_text(run.tasks[-1].samples))
 
 
 def _seconds(run: RunData) -> Section:

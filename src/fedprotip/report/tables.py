@@ -6,7 +6,7 @@ Tasks are counted from 1 in every table.
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -205,12 +205,20 @@ def memory(run: RunData) -> Table:
     return Table("memory", ["task", "phase", "rss_mb", "gpu_mb"], rows)
 
 
+def samples(run: RunData) -> Table:
+    """Samples of the past that are kept for learning after each task, of all clients together."""
+    rows: list[list[Cell]] = [
+        [event.task + 1, kind, count] for event in run.tasks for kind, count in event.samples.items()
+    ]
+    return Table("samples", ["task", "kind", "samples"], rows)
+
+
 def all_tables(run: RunData) -> list[Table]:
     """Every table of a run that has rows."""
     tables = [headline(run), *(matrix(run, mode) for mode in MODES if mode in run.summary.matrix)]
     tables += [routing(run), routing_after(run), routers(run)]
     tables += [sweep_size(run), sweep_purity(run), confidence(run), unknown(run)]
-    tables += [drift(run), ranks(run), traffic(run), seconds(run), memory(run)]
+    tables += [drift(run), ranks(run), traffic(run), samples(run), seconds(run), memory(run)]
     tables += [geometry(run), geometry_rounds(run)]
     return [table for table in tables if table.rows]
 
@@ -249,6 +257,7 @@ class Group:
     bytes: dict[str, Stat]
     seconds: Stat
     memory: dict[str, Stat]  # phase → peak, MiB
+    samples: dict[str, Stat]  # "raw", "synthetic" → kept of the past; empty where nothing is
 
     @property
     def seeds(self) -> list[int]:
@@ -272,6 +281,7 @@ class Group:
             "forgetting": {mode: asdict(stat) for mode, stat in self.forgetting.items()},
             "bytes": {way: asdict(stat) for way, stat in self.bytes.items()},
             "seconds": asdict(self.seconds),
+            "samples": {kind: asdict(stat) for kind, stat in self.samples.items()},
         }
 
 
@@ -298,21 +308,32 @@ def other_differences(runs: list[RunData]) -> list[str]:
     return [key for key in _differing(runs) if key not in set.intersection(*told) and not key.startswith("method.")]
 
 
-def comparison(groups: list[Group]) -> Table:
-    """One row per group, flat columns."""
+def comparison(groups: list[Group], way: Mapping[str, Mapping[str, float]]) -> Table:
+    """One row per group, flat columns; `way`: label → mode → how far from FedAvg to joint training, per cent."""
     modes = [mode for mode in MODES if any(mode in group.accuracy for group in groups)]
+    kinds = kinds_of_samples(groups)
+    ways = [mode for mode in MODES if any(mode in found for found in way.values())]
     nothing = Stat(None, None)
     columns, rows = ["label", "method", "n", "seeds"], []
     for kind in ("accuracy", "forgetting"):
         columns += [f"{kind}_{mode}_{part}" for mode in modes for part in ("mean", "std")]
-    columns += [f"{name}_{part}" for name in ("bytes_up", "bytes_down", "seconds") for part in ("mean", "std")]
+    others = ["bytes_up", "bytes_down", "seconds", *(f"samples_{kind}" for kind in kinds)]
+    columns += [f"{name}_{part}" for name in others for part in ("mean", "std")]
+    columns += [f"way_{mode}" for mode in ways]
     for group in groups:
         stats = [group.accuracy.get(mode, nothing) for mode in modes]
         stats += [group.forgetting.get(mode, nothing) for mode in modes]
         stats += [group.bytes["up"], group.bytes["down"], group.seconds]
+        stats += [group.samples.get(kind, nothing) for kind in kinds]
         row: list[Cell] = [group.label, group.method, len(group.runs), " ".join(map(str, group.seeds))]
-        rows.append(row + [value for stat in stats for value in (stat.mean, stat.std)])
+        row += [value for stat in stats for value in (stat.mean, stat.std)]
+        rows.append(row + [way.get(group.label, {}).get(mode) for mode in ways])
     return Table("comparison", columns, rows)
+
+
+def kinds_of_samples(groups: list[Group]) -> list[str]:
+    """Kinds of samples that some of these methods keep."""
+    return sorted({kind for group in groups for kind in group.samples})
 
 
 def _group(label: str, runs: list[RunData]) -> Group:
@@ -331,6 +352,10 @@ def _group(label: str, runs: list[RunData]) -> Group:
         memory={
             phase: Stat.of(run.memory.peaks("rss").get(phase) for run in runs if run.memory)
             for phase in dict.fromkeys(phase for run in runs if run.memory for phase in run.memory.peaks("rss"))
+        },
+        samples={
+            kind: Stat.of(run.summary.samples.get(kind) for run in runs)
+            for kind in sorted({kind for run in runs for kind in run.summary.samples})
         },
     )
 

@@ -1,12 +1,12 @@
 """Words and numbers of the report: names, units, and the result in one plain sentence."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedprotip.report.rundata import RunData
 from fedprotip.store.records import Number
 
-METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge"}
+METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge", "joint": "Joint training"}
 WAYS = {
     "cosine": "The paper: cosine similarity to every client's references, and a vote; the head of that task answers.",
     "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",
@@ -18,7 +18,7 @@ WAYS = {
 }
 STAND_IN = "*"
 STAND_IN_NOTE = "* This method does not look for the task: it answers single samples agnostically."
-CLOSED_FORM = ("lda", "ridge")
+CLOSED_FORM = ("lda", "ridge", "stsa")
 NOTICEABLE = 0.5
 """Points of accuracy below which a difference is not worth a word."""
 RULES = {"pooled": "one task for all", "alone": "each sample alone", "mixture": "a mixture of tasks"}
@@ -123,6 +123,15 @@ def seconds_text(seconds: float) -> str:
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def samples_text(kept: Mapping[str, int]) -> str:
+    """What is kept of the past to learn from, by kind.
+
+    >>> samples_text({"raw": 2000, "synthetic": 1})
+    '2,000 raw samples and 1 synthetic sample'
+    """
+    return joined([plural(count, f"{kind} sample") for kind, count in kept.items()])
 
 
 def ids_text(ids: Iterable[int], most: int = 12) -> str:

@@ -138,12 +138,12 @@ def left_svd(a: Tensor, floor: float = 0.0, rank: Callable[[Tensor], int] = len)
     wanted. Those of faint values are only nearly orthonormal, so `orthonormalise` or `leave` comes next.
     """
     wide = a.shape[1] >= a.shape[0]
-    sigma, vectors = spectrum(_gram(a if wide else a.T), floor)
+    sigma, vectors = spectrum(gram_of(a if wide else a.T), floor)
     vectors = vectors[:, : rank(sigma)]
     return (vectors.to(a.dtype) if wide else a @ (vectors / sigma[: vectors.shape[1]]).to(a.dtype)), sigma
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram_of(rows: Tensor) -> Tensor:
     """a aᵀ (n, n) in float64 for rows a (n, m): what lies above the diagonal is computed, the rest mirrored."""
     rows = rows.double()
     gram = rows.new_empty(len(rows), len(rows))

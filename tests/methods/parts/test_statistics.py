@@ -33,10 +33,11 @@ def at(tmp_path):
     return build
 
 
-def gather(local, **more):
+def gather(local, change=None):
     """As the exchange at the end of a task asks for it."""
+    change = change or statistics.feature_map(local.network, statistics.feature_options(local.settings))
     with torch.no_grad():
-        return statistics.gather(local, statistics.KIND, **more)
+        return statistics.gather(local, statistics.KIND, change)
 
 
 def check(message, classes, d, rank=0, columns=2):
@@ -134,7 +135,7 @@ def test_mapped_features_are_summed_if_asked_for(at):
     _, sums, moment, _ = plain(client(0), settings, change)
     assert message.tensors["sums"].numpy() == pytest.approx(sums, rel=1e-4, abs=1e-3)
     assert message.tensors["moment"].numpy() == pytest.approx(moment[np.triu_indices(40)], rel=1e-4, abs=1e-3)
-    check(gather(client(0), mapped=False), 2, D, columns=0)
+    check(gather(client(0), FeatureMap(D, final=True)), 2, D, columns=0)
 
 
 def test_stages_are_looked_at_side_by_side_and_by_their_roots(tmp_path):

@@ -12,7 +12,7 @@ from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import Moments
-from fedprotip.methods.parts.protection import ROUTING, Protection
+from fedprotip.methods.parts.protection import ROUTING, append_bases, protection
 from fedprotip.methods.parts.robust import is_robust, supported
 from fedprotip.methods.site import Site
 from fedprotip.models.capture import capture, find_layers
@@ -21,7 +21,7 @@ from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
-from fedprotip.subspace.basis import Core, Earlier, core_basis, core_of_moment, orthonormalise, residual
+from fedprotip.subspace.basis import Core, Earlier, core_basis, core_of_moment
 from fedprotip.subspace.merge import EnergyMerge, Merger, UnionMerge
 from fedprotip.subspace.project import Projector
 
@@ -229,20 +229,4 @@ class Bases(Exchange):
     # Both
 
     def receive(self, message: Message, site: Site) -> None:
-        """Append Φ^(t) of every layer and U_L^(t); what was rounded on its way is made orthonormal again."""
-        bank = SubspaceBank.from_tensors(site.known)
-        for name, basis in message.tensors.items():
-            if basis.dtype != torch.float32:
-                earlier = basis[:, :0] if name == ROUTING else bank.basis(name, len(basis))
-                basis = orthonormalise(residual(basis, earlier)).float()
-            if name == ROUTING:
-                bank.routing.append(basis)
-            else:
-                bank.extend(name, basis, site.task)
-        site.known.update(bank.to_tensors())
-
-
-def protection(site: Site) -> Protection:
-    """The projectors of the task under way, at this end."""
-    assert isinstance(site.view, Protection)
-    return site.view
+        append_bases(message.tensors, site)

@@ -14,7 +14,7 @@ class Presence(Exchange):
     slack = 1e5  # small sites beside a very large one are honest; 10¹² samples are not
 
     def answer(self, local: Local) -> Message:
-        return Message(self.name, meta={"samples": len(local.samples)})
+        return Message(self.name, meta={"samples": local.site.method.count(local)})
 
     def check(self, message: Message, site: Site) -> None:
         message.check(self.name, {})

@@ -5,10 +5,12 @@ from functools import cached_property
 import torch
 
 from fedprotip.methods.site import Site
-from fedprotip.methods.state import Form, Kept
+from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.methods.wire import TaskView
 from fedprotip.models.capture import Layer, find_layers
+from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
+from fedprotip.subspace.basis import orthonormalise, residual
 from fedprotip.subspace.coordinates import Complement, complement_of
 from fedprotip.subspace.project import Anchored, Projector
 
@@ -77,3 +79,32 @@ class Protection(TaskView):
         known = {layer.name: Projector(p.basis.cpu(), p.is_complement) for layer, p in self.projectors}
         known[ROUTING] = Projector.outside(self._bank.routed(self._site.network.features))
         return known
+
+
+def protection(site: Site) -> Protection:
+    """The projectors of the task under way, at this end."""
+    assert isinstance(site.view, Protection)
+    return site.view
+
+
+def append_bases(bases: Tensors, site: Site) -> None:
+    """Append Φ^(t) of every layer and U_L^(t); what was rounded on its way is made orthonormal again."""
+    bank = SubspaceBank.from_tensors(site.known)
+    for name, basis in bases.items():
+        if basis.dtype != torch.float32:
+            earlier = basis[:, :0] if name == ROUTING else bank.basis(name, len(basis))
+            basis = orthonormalise(residual(basis, earlier)).float()
+        if name == ROUTING:
+            bank.routing.append(basis)
+        else:
+            bank.extend(name, basis, site.task)
+    site.known.update(bank.to_tensors())
+
+
+def ranks(known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
+    """For the report: (layer → rank so far, layer → d), the routing bases together as one more."""
+    bank = SubspaceBank.from_tensors(known)
+    shapes = {name: basis.shape for name, basis in bank.layers.items()}
+    if bank.routing:
+        shapes[ROUTING] = bank.routed(len(bank.routing[0])).shape
+    return {name: shape[1] for name, shape in shapes.items()}, {name: shape[0] for name, shape in shapes.items()}

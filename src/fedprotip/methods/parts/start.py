@@ -12,6 +12,7 @@ from fedprotip.methods.parts import statistics
 from fedprotip.methods.site import Site
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event
+from fedprotip.store.files import Tensors
 
 SPREAD = 1.0
 """Standard deviation of a new head's outputs over samples and classes: sure enough to be right, not so sure that
@@ -36,11 +37,15 @@ class ClosedStart(Exchange):
         """A head that all tasks share is new once, and only a task that trains needs one."""
         return bool(site.method.rounds(site.task)) and (site.task == 0 or not site.network.shared_head)
 
+    def heads(self, site: Site) -> list[int]:
+        """The heads that begin, whose classes are in the statistics one after another."""
+        return [site.network.head_of(site.task)]
+
     def answer(self, local: Local) -> Message:
-        return statistics.gather(local, self.name, mapped=False)
+        return statistics.gather(local, self.name, FeatureMap(local.network.features, final=True))
 
     def check(self, message: Message, site: Site) -> None:
-        classes, rank = statistics.classes_of(site), self._settings.statistics.rank
+        classes, rank = sum(self._sizes(site)), self._settings.statistics.rank
         statistics.check(message, self.name, classes, FeatureMap(site.network.features), rank)
         statistics.check_signs(message, site.positive_features())
 
@@ -54,13 +59,18 @@ class ClosedStart(Exchange):
         return statistics.withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
-        """The head as the linear discriminant of its statistics."""
+        """Heads as the linear discriminant of their statistics."""
         sums = statistics.summed(combined, self._settings.train, FeatureMap(site.network.features).omega)
         if not sums.seen.any():
             return None
-        weight, bias = scaled(*Gaussians.of(sums, least=LEAST).head(), sums)
-        name = f"heads.{site.network.head_of(site.task)}"
-        return Message(self.name, site.wire.pack({f"{name}.weight": weight, f"{name}.bias": bias}))
+        parts = (part.split(self._sizes(site)) for part in scaled(*Gaussians.of(sums, least=LEAST).head(), sums))
+        made: Tensors = {}
+        for head, weight, bias in zip(self.heads(site), *parts, strict=True):
+            made |= {f"heads.{head}.weight": weight, f"heads.{head}.bias": bias}
+        return Message(self.name, site.wire.pack(made))
+
+    def _sizes(self, site: Site) -> list[int]:
+        return [len(site.network.labels[head]) for head in self.heads(site)]
 
     def receive(self, message: Message, site: Site) -> None:
         site.hear(message.tensors)  # as clients get it, rounded or not

@@ -1,6 +1,7 @@
 """Class statistics, federated: what a client tells about its classes, and how the server adds it up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
+from fedprotip.models import Network
+from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.store.events import Event, Withheld
 from fedprotip.stream.plan import Answering, Options, WayPlan
@@ -50,22 +53,24 @@ class Statistics(Exchange):
 
     Args:
         tells: clients are told the sums of all (they calibrate answers by them).
+        options: of the feature map; by default as the settings say.
     """
 
     name = KIND
     slack = SLACK
 
-    def __init__(self, settings: Settings, tells: bool = False) -> None:
+    def __init__(self, settings: Settings, tells: bool = False, options: Options | None = None) -> None:
         self._settings, self._tells = settings, tells
+        self.options = options or feature_options(settings)
         self.combine = combination(settings)
 
     def answer(self, local: Local) -> Message:
-        return gather(local, self.name)
+        return gather(local, self.name, feature_map(local.network, self.options))
 
     def check(self, message: Message, site: Site) -> None:
-        change = feature_map(site.network, feature_options(site.settings))
+        change = feature_map(site.network, self.options)
         check(message, self.name, classes_of(site), change, self._settings.statistics.rank)
-        check_signs(message, positive=bool(site.settings.statistics.features) or site.positive_features())
+        check_signs(message, positive=bool(change.width) or site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         check_counts(message, sender, site.settings.statistics.minimum)
@@ -78,8 +83,7 @@ class Statistics(Exchange):
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """The sums of all clients, rounded as they are told."""
-        omega = feature_map(site.network, feature_options(site.settings)).omega
-        sums = summed(combined, self._settings.train, omega)
+        sums = summed(combined, self._settings.train, feature_map(site.network, self.options).omega)
         told = Message(KIND, {"counts": sums.counts.long(), "moment": pack(sums.moment).float()})
         told.tensors.update({"sums": sums.sums.float(), "sketches": sums.sketches.float()})
         if self._tells:
@@ -101,24 +105,29 @@ def classes_of(site: Site) -> int:
     return len(site.network.labels[site.network.head_of(site.task)])
 
 
-def gather(local: Local, kind: str, mapped: bool = True) -> Message:
-    """Sums over all training samples of a client, with the model as it stands.
+def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | None = None) -> Message:
+    """Sums over all training samples of a client, as the feature map sees them, with the model as it stands.
 
     The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
     samples are left out of everything, and the message says how many they were.
+
+    Args:
+        tasks: whose samples are summed, their classes one after another; by default those of the task under way.
     """
     settings = local.settings
-    classes = torch.tensor(local.site.classes[local.task])
-    labels = local.labels()
-    counts = (labels[:, None] == classes).sum(0)
-    told = counts >= settings.statistics.minimum
-    change = feature_map(local.network, feature_options(settings)) if mapped else FeatureMap(local.network.features)
-    sums = Sums.zeros(len(classes), change.out, change.columns)
-    for inputs, known in local.labelled(settings.evaluate.batch):
-        rows = (known[:, None] == classes).int().argmax(1)
-        keep = told[rows]
-        features = local.network.look(inputs).stacked if mapped else local.network.embed(inputs)
-        sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
+    parts = [replace(local, task=task) for task in ([local.task] if tasks is None else tasks)]
+    classes = [torch.tensor(part.site.classes[part.task]) for part in parts]
+    found = zip(parts, classes, strict=True)
+    counts = torch.cat([(part.labels()[:, None] == known).sum(0) for part, known in found])
+    told, first = counts >= settings.statistics.minimum, 0
+    sums = Sums.zeros(len(counts), change.out, change.columns)
+    for part, known in zip(parts, classes, strict=True):
+        for inputs, labels in part.labelled(settings.evaluate.batch):
+            rows = first + (labels[:, None] == known).int().argmax(1)
+            keep = told[rows]
+            features = looked_at(local.network, inputs, change)
+            sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
+        first += len(known)
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "sketches": sums.sketches.float()}
     if rank := _rank(change.out, settings.statistics.rank):
         factor, rest = low_rank(sums.scatter(), rank)
@@ -126,6 +135,11 @@ def gather(local: Local, kind: str, mapped: bool = True) -> Message:
     else:
         tensors["moment"] = pack(sums.moment).float()
     return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
+
+
+def looked_at(network: Network, inputs: Inputs, change: FeatureMap) -> Tensor:
+    """The features that a map is to be applied to, (n, d)."""
+    return network.embed(inputs) if change.final else network.look(inputs).stacked
 
 
 def withheld(message: Message, task: int, client: int) -> Event | None:
@@ -150,8 +164,7 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     products["sketches"] = Spec((classes, d, change.columns))
     message.check(kind, {"counts": Spec((classes,), torch.int64), "sums": Spec((classes, d)), **products})
     message.check_meta("withheld")
-    if type(message.meta["withheld"]) is not int or not 0 <= message.meta["withheld"] <= classes:
-        raise BadMessage(f"withheld is not a number of classes up to {classes}")
+    check_withheld(message, classes)
     if (message.tensors["counts"] < 0).any() or (message.tensors["counts"] > SAMPLES).any():
         raise BadMessage("a count is negative or impossible")
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
@@ -168,6 +181,12 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     if torch.linalg.cholesky_ex(scatter)[1]:
         raise BadMessage("its second moment is none, or does not fit its sums and counts")
     _check_sketches(message, change)
+
+
+def check_withheld(message: Message, classes: int) -> None:
+    """Raise BadMessage unless it says of how many classes nothing is told."""
+    if type(message.meta["withheld"]) is not int or not 0 <= message.meta["withheld"] <= classes:
+        raise BadMessage(f"withheld is not a number of classes up to {classes}")
 
 
 def _check_sketches(message: Message, change: FeatureMap) -> None:

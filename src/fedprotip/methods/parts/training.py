@@ -38,8 +38,8 @@ class Training(Exchange):
     slack = 2.5  # in honest runs at most 1.8: docs/threats.md
 
     def answer(self, local: Local) -> Message:
-        loss = train(local)
-        return Message(MODEL, local.site.wire.pack(local.site.moving()), {"samples": len(local.samples), "loss": loss})
+        said = {"samples": local.site.method.count(local), "loss": train(local)}
+        return Message(MODEL, local.site.wire.pack(local.site.moving()), said)
 
     def check(self, message: Message, site: Site) -> None:
         message.check(MODEL, site.specs)
@@ -105,7 +105,7 @@ def train(local: Local) -> float:
     method.begin_round(local)
     constraint = method.constraint(local) or Constraint()
     losses: list[Tensor] = []
-    rounds, count = method.rounds(local.task), len(local.samples)
+    rounds, count = method.rounds(local.task), method.count(local)
     seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
     with torch.enable_grad(), seeded, constraint, by_products(network.backbone, constraint.columns):
         still = still_prefix(network, settings, local.task)
