@@ -88,6 +88,10 @@ class Method:
                 f"{self.name!r}; it supports: {', '.join(self.scenarios)}."
             )
 
+    def cautions(self) -> Sequence[str]:
+        """What whoever reads the results should know before the run begins, a sentence each."""
+        return ()
+
     def rounds(self, task: int) -> int:
         """Rounds of training in a task."""
         return self.settings.train.rounds

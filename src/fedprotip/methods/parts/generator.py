@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedprotip.methods.parts.distillation import distillation, earlier
 from fedprotip.methods.site import Site
 from fedprotip.models.heads import Network, new_network
-from fedprotip.seeds import derive, torch_stream
+from fedprotip.seeds import ambient_stream, derive, torch_stream
 from fedprotip.settings import MethodSettings
 
 BETAS = (0.5, 0.999)
@@ -220,6 +220,8 @@ class Synthesis:
         student = new_network(settings.model, self.site.image_shape, seed, network.shared_head)
         for index, labels in enumerate(network.labels[: self.site.task]):
             student.add_head(labels, seed, index)
+        with ambient_stream(seed, "extras"):
+            student.add_extras(self.site.method.networks(self.site))
         return student.to(self.device).eval()
 
     def _teach(self, pool: Tensor) -> None:
