@@ -41,7 +41,10 @@ class SynthesisOptions(MethodSettings):
     generator_lr: float = Field(2e-3, gt=0, description="Adam's learning rate of the generator.")
     width: int = Field(64, ge=1, le=4096, description="Channels of the generator's last block; earlier ones: twice.")
     side: int = Field(
-        0, ge=0, le=2**12, description="Side of synthetic images, resized for the model; 0: as the data, 32 with a vit."
+        0,
+        ge=0,
+        le=2**12,
+        description="Longest side of synthetic images, resized for the model; 0: as the data, 32 with a vit.",
     )
     pool: int = Field(8000, ge=1, description="Synthetic images that clients are sent, the newest ones, at most.")
     warmup: int = Field(10, ge=0, description="Rounds of synthesis before the student begins to learn.")
@@ -222,11 +225,11 @@ class Synthesis:
             student.add_head(labels, seed, index)
         with ambient_stream(seed, "extras"):
             student.add_extras(self.site.method.networks(self.site))
-        return student.to(self.device).eval()
+        return student.to(self.device).eval().requires_grad_(False)
 
     def _teach(self, pool: Tensor) -> None:
         """Steps of the student towards what the teacher says about the images made so far."""
-        self.student.train()
+        self.student.train().requires_grad_(True)
         batches = endless(pool, self.options.synthesis_batch, self.chance)
         for _ in range(self.options.student_steps):
             images = next(batches).to(self.device).float() / 255
@@ -239,7 +242,7 @@ class Synthesis:
             loss.backward()
             self._lessons.step()
         self._falling.step()
-        self.student.requires_grad_(True).eval()
+        self.student.eval().requires_grad_(False)
 
 
 def endless(images: Tensor, batch: int, chance: torch.Generator) -> Iterator[Tensor]:
