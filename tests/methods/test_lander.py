@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedprotip.methods.lander import Speaker, TextSynthesis, balance, beyond, cl
 from fedprotip.methods.parts import text
 from fedprotip.methods.parts.distillation import earlier
 from fedprotip.models.state import full_state
+from fedprotip.settings import placed, seen_from
 from tests.methods.test_target import settings
 from tests.sites import Ends
 from tests.small import quick, tensors
@@ -101,6 +103,11 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path, vectors, se
     save_file(vectors, tmp_path / "text.safetensors")
     with pytest.raises(UsageError, match=sentence):
         fedprotip.run(lander(f"method.embeddings={tmp_path / 'text.safetensors'}"), out=tmp_path / "r")
+
+
+def test_a_run_folder_names_the_file_from_where_it_lies(tmp_path):
+    saved = seen_from(lander("method.embeddings=text.npz"), tmp_path)
+    assert placed(saved, tmp_path).method.embeddings == str(Path.cwd() / "text.npz")
 
 
 def test_what_is_no_file_of_tensors_is_refused(tmp_path):

