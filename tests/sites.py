@@ -45,7 +45,7 @@ class Ends:
     def site(self, known=(), task=0) -> Site:
         """One end at the beginning of a task, with this knowledge."""
         classes, shape = [task.classes for task in self.stream.tasks], self.stream.dataset.image_shape
-        site = Site(self.settings, self.method, self.network, classes, shape)
+        site = Site(self.settings, self.method, self.network, classes, shape, self.stream.look)
         site.known.update(dict(known))
         site.begin_task(task)
         return site

@@ -29,6 +29,10 @@ REDUCED = {"fot": {"width": 32}, "stsa": {"features": 48}}
 """Methods whose defaults are large: every part of them at smaller size."""
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
+MAKING = {"synthesis_rounds": 3, "synthesis_batch": 8, "generator_steps": 2, "warmup": 1, "student_steps": 2}
+MADE = {"width": 4, "noise": 8, "pool": 20, "batch": 16}
+REDUCED = {"target": {**MAKING, **MADE, "reuse": True}, "lode": MAKING | MADE, "lander": MAKING | MADE}
+"""Methods whose own work takes longer than a test may: their settings here."""
 
 
 @pytest.fixture(autouse=True)

@@ -133,7 +133,8 @@ class Client:
         shape = (meta["image"][0], meta["image"][1], meta["image"][2])
         network = before.network if before else build_network(settings, shape, method.routes)
         network.to(device_of(settings.run.device))
-        self._site = Site(settings, method, network, [tuple(known) for known in meta["classes"]], shape)
+        classes, look = [tuple(known) for known in meta["classes"]], self._holding.stream.look
+        self._site = Site(settings, method, network, classes, shape, look)
         if before:
             self._site.known.update(before.known)
         self._plan = message

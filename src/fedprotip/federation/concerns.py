@@ -24,6 +24,7 @@ Ways = Mapping[str, Mapping[str, list[Number]]]
 
 def at_start(server: Server) -> Iterator[str]:
     """Before the first task."""
+    yield from server.method.cautions()
     if server.method.protects and not find_layers(server.network.backbone, only_trainable=False):
         yield (
             f"model.name = {server.settings.model.name!r} has no layer of type nn.Linear or nn.Conv2d, so "

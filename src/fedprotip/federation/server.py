@@ -79,7 +79,7 @@ class Server:
         self.settings, self.method, self.stream = settings, method, stream
         self.cache = cache or PrefixCache(stream, settings)
         classes = [task.classes for task in stream.tasks]
-        self.site = Site(settings, method, network, classes, stream.dataset.image_shape)
+        self.site = Site(settings, method, network, classes, stream.dataset.image_shape, stream.look)
         self.progress = Progress()
         self._told: list[Tensors] = []  # tensors of progress.told
 

@@ -14,8 +14,10 @@ from fedprotip.methods.state import Knowledge
 from fedprotip.methods.wire import TaskView, Wire
 from fedprotip.models import Network
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
+from fedprotip.seeds import ambient_stream
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
+from fedprotip.stream.look import Look
 from fedprotip.stream.plan import Answering
 
 if TYPE_CHECKING:
@@ -34,11 +36,18 @@ class Site:
         network: Network,
         classes: Sequence[Sequence[int]],
         image_shape: tuple[int, int, int],
+        look: Look | None = None,
     ) -> None:
-        """`classes`: of every task of the plan, by global label; `image_shape`: (channels, height, width)."""
+        """`classes`: of every task of the plan, by global label; `image_shape`: (channels, height, width).
+
+        look: for methods that make images of their own.
+        """
         self.settings, self.method, self.network = settings, method, network
         self.classes, self.image_shape = classes, image_shape
+        self._look = look
         self.known = Knowledge(method.state)
+        with ambient_stream(settings.run.seed, "extras"):
+            network.add_extras(method.networks(self))
         self.task = -1
         self.view = TaskView()
         self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered
@@ -51,6 +60,13 @@ class Site:
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
+
+    @property
+    def look(self) -> Look:
+        """How images look to the model, and what classes are called."""
+        if self._look is None:
+            raise ValueError("this site was not told how images look")
+        return self._look
 
     def grow(self, task: int) -> None:
         """The heads of all tasks up to this one; the same on every machine, so new heads need not travel."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedprotip.settings.schema import Settings
 
-PLACES = {"data": ("root", "source"), "model": ("weights",)}
+PLACES = {"data": ("root", "source"), "model": ("weights",), "method": ("embeddings",)}
 """Settings that name files or folders to read."""
 
 

@@ -86,7 +86,7 @@ class Pixels(Section):
         """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
         if scaled.shape[1:] != self.shape:
             scaled = fitted(scaled, self.shape[1:], self.fit)
-        mean, std = self._scale
+        mean, std = (values.to(scaled.device) for values in self._scale)
         return (scaled - mean) / std
 
     @cached_property

@@ -14,6 +14,7 @@ from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
 from fedprotip.stream.kept import NOTHING, Kept
+from fedprotip.stream.look import Look
 from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
 from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
 from fedprotip.stream.tasks import class_tasks, further, ordered, too_few
@@ -56,6 +57,11 @@ class Stream:
         )
         self._shares = lru_cache(maxsize=2)(self._partition)
         self._views = lru_cache(maxsize=1)(self._draw_views)
+
+    @property
+    def look(self) -> Look:
+        """What a method that makes images of its own has to know about those of the data."""
+        return Look(self._pixels, self.dataset.augmentation, tuple(self.dataset.classes))
 
     @property
     def owners(self) -> np.ndarray | None:

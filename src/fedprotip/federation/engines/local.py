@@ -30,7 +30,10 @@ class LocalEngine:
     def __init__(self, server: Server, network: Network, store: ClientStore, cache: PrefixCache) -> None:
         """`network`: the one that clients share; `store`: their private state."""
         self._server, self._store, self._cache = server, store, cache
-        self._site = Site(server.settings, server.method, network, server.site.classes, server.site.image_shape)
+        theirs = server.site
+        self._site = Site(
+            server.settings, server.method, network, theirs.classes, theirs.image_shape, server.stream.look
+        )
 
     def ask(self, requests: Iterable[Request]) -> Iterator[Reply]:
         for request in requests:

@@ -1,0 +1,49 @@
+"""Tar+LODE: TARGET whose loss on new samples is taken apart (Liang and Li 2023, loss decoupling).
+
+Cross-entropy over all classes is the sum of two: which of the new classes it is, and that it is a new one at all. The
+second pushes old classes down, so it gets a small weight, smaller the more tasks lie behind.
+"""
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedprotip.methods.base import About, register
+from fedprotip.methods.local import Local
+from fedprotip.methods.parts.distillation import earlier
+from fedprotip.methods.target import Target, TargetOptions
+
+
+class LodeOptions(TargetOptions):
+    name: str = Field("lode", description="Method; its own settings follow.")
+    rho: float = Field(0.01, ge=0, description="ρ: weight of old against new classes, over the number of past tasks.")
+
+
+@register
+class Lode(Target):
+    name = "lode"
+    about = About(
+        "TARGET that tells old from new classes with little weight",
+        stores=Target.about.stores,
+        sends=Target.about.sends,
+        needs=Target.about.needs,
+    )
+    scenarios = ("class",)
+    Options = LodeOptions
+
+    def learning(self, local: Local, features: Tensor, labels: Tensor) -> Tensor:
+        """L_intra + (ρ/t)·L_inter, with t tasks behind this one."""
+        assert isinstance(self.options, LodeOptions)
+        within = super().learning(local, features, labels)
+        if not local.task:
+            return within
+        return within + self.options.rho / local.task * new_or_old(
+            earlier(local.network, features, local.task), local.network.logits(features, local.task)
+        )
+
+
+def new_or_old(old: Tensor, new: Tensor) -> Tensor:
+    """L_inter of samples of new classes, by the outputs of old ones (n, C_old) and new ones (n, C_new)."""
+    both = torch.stack([old.logsumexp(1), new.logsumexp(1)], dim=1)
+    return F.cross_entropy(both, torch.ones(len(both), dtype=torch.long, device=both.device))

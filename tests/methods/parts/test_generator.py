@@ -1,0 +1,129 @@
+"""Synthetic images: what is asked of them, against plain computations, and what comes out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedprotip.methods.parts.distillation import distillation, earlier, soft_cross_entropy
+from fedprotip.methods.parts.generator import Decoder, NormMatch, disagreement, endless
+from fedprotip.methods.target import MetaSynthesis
+from fedprotip.models.state import full_state
+from tests.teachers import learned_site
+
+
+@pytest.mark.parametrize(("shape", "doublings"), [((1, 8, 8), 2), ((3, 32, 32), 2), ((1, 7, 10), 2), ((3, 72, 66), 4)])
+def test_a_decoder_makes_images_of_any_shape(shape, doublings):
+    images = Decoder(5, shape, width=4, doublings=doublings)(torch.randn(3, 5))
+    assert images.shape == (3, *shape)
+    assert 0 <= images.min() < images.max() <= 1
+
+
+def test_the_norm_loss_is_the_distance_of_statistics():
+    torch.manual_seed(0)
+    first, second = nn.BatchNorm2d(3), nn.BatchNorm1d(3)
+    network = nn.Sequential(first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), second).eval()
+    for norm in (first, second):
+        norm.running_mean, norm.running_var = torch.randn(3), torch.rand(3)
+    match, x, y = NormMatch(network), torch.randn(6, 3, 4, 4), torch.randn(6, 3, 4, 4)
+
+    def statistics(images):
+        inside = first(images).mean((2, 3))
+        return [images.mean((0, 2, 3)), images.var((0, 2, 3), unbiased=False), inside.mean(0), inside.var(0, False)]
+
+    held = [first.running_mean, first.running_var, second.running_mean, second.running_var]
+    expected = statistics(x)
+    network(x)
+    assert match.loss().item() == pytest.approx(sum((a - b).norm().item() for a, b in zip(held, expected, strict=True)))
+    match.remember()
+    blended = [0.9 * a + 0.1 * b for a, b in zip(expected, statistics(y), strict=True)]
+    network(y)
+    assert match.loss().item() == pytest.approx(sum((a - b).norm().item() for a, b in zip(held, blended, strict=True)))
+
+
+def test_without_norms_there_is_no_norm_loss():
+    network = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.BatchNorm1d(2, track_running_stats=False))
+    match = NormMatch(network)
+    network(torch.randn(4, 2))
+    assert match.loss() == 0
+
+
+def test_disagreement_counts_only_where_both_name_the_same_class():
+    student, teacher = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.5], [3.0, 0.0]])
+    p = teacher[0].softmax(0)
+    apart = (p * (p.log() - student[0].log_softmax(0))).sum()
+    assert disagreement(student, teacher) == pytest.approx(apart.item() / 2)
+
+
+def test_soft_cross_entropy_has_the_gradient_of_distillation_without_its_factor():
+    teacher, student = torch.randn(5, 4), torch.randn(5, 4, requires_grad=True)
+    (one,) = torch.autograd.grad(soft_cross_entropy(student, teacher, 2.0), student)
+    (other,) = torch.autograd.grad(distillation(student, teacher, 2.0), student)
+    torch.testing.assert_close(4 * one, other)
+    assert soft_cross_entropy(teacher, teacher, 1.0) == pytest.approx(
+        F.cross_entropy(teacher, teacher.softmax(1)).item()
+    )
+
+
+def test_endless_batches_see_every_image_of_a_pass():
+    images = torch.arange(7)
+    batches = endless(images, 3, torch.Generator().manual_seed(0))
+    first = torch.cat([next(batches), next(batches)])
+    assert len(set(first.tolist())) == 6
+    assert sorted(next(endless(images, 20, torch.Generator())).tolist()) == images.tolist()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return learned_site(tmp_path_factory.mktemp("target"), "target", generator_steps=40, noise=256, pool=150)
+
+
+@pytest.fixture(scope="module")
+def made(site):
+    """The synthesis after it has run, the pool, its targets, and the norm loss after every round."""
+    synthesis, losses = MetaSynthesis(site, site.method.options), []
+    remember = synthesis.match.remember
+
+    def noted():
+        losses.append(synthesis.match.loss().item())
+        remember()
+
+    synthesis.match.remember = noted
+    before = {name: tensor.clone() for name, tensor in full_state(site.network).items()}
+    pool, targets = synthesis.run()
+    return synthesis, pool, targets, losses, before
+
+
+def test_the_teacher_sees_what_was_wanted(site, made):
+    _, pool, targets, _, _ = made
+    assert pool.dtype == torch.uint8
+    assert pool.shape == (site.method.options.pool, 1, 8, 8)
+    with torch.no_grad():
+        said = earlier(site.network, site.network.embed(site.look.batch(pool)), 2)
+    assert (said.argmax(1) == targets).float().mean() > 0.9
+
+
+def test_all_classes_are_there_those_of_the_oldest_task_too(made):
+    counts = torch.bincount(made[2], minlength=4)
+    assert counts.sum() == 150
+    assert counts.min() > 20  # 37 or 38 are expected
+    assert counts.max() < 60
+
+
+def test_the_norm_loss_falls(made):
+    losses = made[3]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_nothing_of_the_model_changes(site, made):
+    before = made[4]
+    after = full_state(site.network)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert all(parameter.grad is None for parameter in made[0].teacher.parameters())
+
+
+def test_the_student_learns_with_all_of_its_weights(site, made):
+    student, new = made[0].student, MetaSynthesis(site, site.method.options).student
+    for (name, moved), born in zip(student.named_parameters(), new.parameters(), strict=True):
+        assert not torch.equal(moved, born), name
+    assert len(student.heads) == 2
