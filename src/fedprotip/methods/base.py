@@ -120,7 +120,10 @@ class Method:
     # Client
 
     def begin_round(self, local: Local) -> None:
-        """The received model is loaded and no step has been made; `local.scratch` lasts until the last one."""
+        """The received model is loaded and no step has been made; `local.scratch` lasts until `end_round`."""
+
+    def end_round(self, local: Local) -> None:
+        """The last step has been made; the model is the client's own until it has answered."""
 
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
         """The batches of a round; where replayed or synthetic samples join the client's own."""

@@ -125,6 +125,7 @@ def train(local: Local) -> float:
                 constraint.after_step()
             losses.append(loss.detach())
     network.backbone.eval()
+    method.end_round(local)
     return torch.stack(losses).mean().item()
 
 
