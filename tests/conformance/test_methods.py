@@ -27,6 +27,9 @@ METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow, i
 SEVERAL = [given for given in METHODS if given.id != "gpm"]
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
+PROXY = {"memory": 24, "disturb_steps": 2, "steps": 3, "iterates": 2}
+REDUCED = {"glfc": PROXY, "lga": {**PROXY, "ignored": 1}}
+"""Methods whose defaults are long, and what they do less of here."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,7 @@ def settings(method, *overrides):
     """A short run; a centralised method has one client."""
     clients = {"count": 1} if method == "gpm" else CLIENTS
     only = {"stream": {"tasks": 3, "task_size": 2}, "train": {"rounds": 2, "epochs": 1, "batch": 32, "lr": 0.05}}
-    return small(*overrides, method={"name": method}, clients=clients, **only)
+    return small(*overrides, method={"name": method, **REDUCED.get(method, {})}, clients=clients, **only)
 
 
 def run(folder, method, *overrides):

@@ -193,7 +193,7 @@ class Monitor(Exchange):
         found = method.performance(site) if judged else 0.0
         if judged and found < best:
             return None
-        known[f"{PROXY}/performance"] = torch.tensor(found)
+        known[f"{PROXY}/performance"] = torch.tensor(found, dtype=torch.float64)
         network = site.network
         message = Message(self.name, {"weights": flat(network), "heads": torch.tensor(len(network.labels))})
         if not method.told:
