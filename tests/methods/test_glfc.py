@@ -292,7 +292,7 @@ def test_prototypes_of_an_earlier_task_are_refused(tmp_path):
 
 
 def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_path):
-    site = ends(tmp_path, "method.steps=200").site()
+    site = ends(tmp_path, "method.steps=120").site()
     images = torch.randn(2, *site.image_shape, generator=torch.Generator().manual_seed(0))
     replies = [(client, Message("prototypes", {"gradients": good(site)} if client else {})) for client in range(3)]
     assert proxy.Prototypes().digest(iter(replies), site) is None

@@ -129,6 +129,10 @@ class Method:
         """The batches of a round; where replayed or synthetic samples join the client's own."""
         return own
 
+    def pass_length(self, local: Local) -> int:
+        """Samples of one pass over what `batches` gives; by it the learning rate falls within a round."""
+        return len(local.samples)
+
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         """Cross-entropy over the current head only: old heads get no negative gradient.
 

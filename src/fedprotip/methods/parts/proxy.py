@@ -92,11 +92,9 @@ def succeed(kind: str, site: Site) -> Message | None:
     method = cast("Transitions", site.method)
     method.succeeding(site)
     site.known.update({f"{PROXY}/performance": torch.tensor(0.0), f"{PROXY}/rounds": torch.tensor(0)})
-    return (
-        Message(kind, {name: site.known[f"{BEST}/{name}"] for name in WEIGHTS})
-        if f"{BEST}/heads" in site.known
-        else None
-    )
+    if f"{BEST}/heads" not in site.known:
+        return None
+    return Message(kind, {name: site.known[f"{BEST}/{name}"] for name in WEIGHTS})
 
 
 def take_teacher(message: Message, site: Site) -> None:
@@ -110,8 +108,7 @@ class Prototypes(Exchange):
 
     def answer(self, local: Local) -> Message:
         found = local.own.get(TRANSITION)
-        told = found is not None and len(found["gradients"]) > 0
-        return Message(self.name, {"gradients": found["gradients"]} if found and told else {})
+        return Message(self.name, {"gradients": found["gradients"]} if found and len(found["gradients"]) else {})
 
     def check(self, message: Message, site: Site) -> None:
         message.check_meta()

@@ -23,6 +23,7 @@ from fedprotip.models.batches import pieces
 from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings
+from fedprotip.store.files import Tensors
 
 EXEMPLARS = "exemplars"
 PRIVATE = (
@@ -116,22 +117,24 @@ class Transitions(Method):
             signal = entropy - (float(last["entropy"]) if last else 0.0) > self.options.threshold
             if signal and last:
                 remember(replace(local, task=int(last["task"]), scratch={}))
-        local.scratch["signal"] = signal
-        local.scratch["teacher"] = teacher_of(local, signal and not self.told)
         keep(local, entropy, torch.zeros(0, 0))
-        local.scratch["entropy"] = entropy
+        local.scratch.update(signal=signal, entropy=entropy, teacher=teacher_of(local, signal and not self.told))
+        local.scratch["exemplars"] = local.own.get(EXEMPLARS) or nothing(local.site)
 
     def end_round(self, local: Local) -> None:
         if local.scratch["signal"]:
             keep(local, local.scratch["entropy"], shown(local, self.options))
 
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
-        exemplars, train = local.own.get(EXEMPLARS), local.settings.train
-        if not exemplars or not len(exemplars["labels"]):
+        exemplars, train = local.scratch["exemplars"], local.settings.train
+        if not len(exemplars["labels"]):
             return own
         augmented = local.holding.stream.dataset.augmentation if train.augment == "standard" else None
         mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), augmented)
         return islice(mixed, train.steps) if train.steps else mixed
+
+    def pass_length(self, local: Local) -> int:
+        return len(local.samples) + len(local.scratch["exemplars"]["labels"])
 
     def succeeding(self, site: Site) -> None:
         """The best model is about to become the teacher; the server's images are still those of the task before."""
@@ -166,13 +169,18 @@ def keep(local: Local, entropy: float, gradients: Tensor) -> None:
 def remember(local: Local) -> None:
     """Exemplars of the classes that the client has in this task; those of earlier ones become fewer."""
     features, labels = embedded(local)
-    old = local.own.get(EXEMPLARS) or {"images": torch.zeros(0, *local.site.image_shape), "labels": labels[:0]}
+    old = local.own.get(EXEMPLARS) or nothing(local.site)
     options = cast(TransitionOptions, local.settings.method)
     count = memory.room(options.memory, len(torch.cat([old["labels"], labels]).unique()))
     rows = memory.chosen_rows(features, labels, count)
     old = memory.shortened(old, count, without=labels.unique())
     images = torch.cat([old["images"], images_of(local, rows)])
     local.own.put(EXEMPLARS, {"images": images, "labels": torch.cat([old["labels"], labels[rows]])})
+
+
+def nothing(site: Site) -> Tensors:
+    """The exemplars of a client that has none yet."""
+    return {"images": torch.zeros(0, *site.image_shape), "labels": torch.zeros(0, dtype=torch.int64)}
 
 
 def embedded(local: Local) -> tuple[Tensor, Tensor]:
