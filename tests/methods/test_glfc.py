@@ -14,7 +14,7 @@ from fedprotip.methods.glfc import GLFC, compensation
 from fedprotip.methods.parts import inversion, proxy, transition
 from fedprotip.methods.parts.training import train
 from tests.sites import Ends
-from tests.small import quick, small
+from tests.small import quick, results, small
 
 LESS = {"name": "glfc", "memory": 12, "disturb_steps": 3, "steps": 4, "iterates": 2}
 
@@ -103,6 +103,20 @@ def test_old_heads_move(tmp_path):
 
 
 # The memory of a client
+
+
+def test_a_pass_is_as_long_as_samples_and_exemplars(tmp_path):
+    parts = ends(tmp_path)
+    site = parts.site()
+    local = parts.local(0, site)
+    transition.remember(local)
+    local = at(site, local, 1)
+    parts.method.begin_round(local)
+    assert parts.method.pass_length(local) == len(local.samples) + 12
+    own = [(torch.zeros(len(local.samples), 1, 8, 8), torch.full((len(local.samples),), 2))]
+    batches = list(parts.method.batches(local, iter(own)))
+    assert sum(len(labels) for _, labels in batches) == len(local.samples) + 12
+    assert len(batches) == -(-parts.method.pass_length(local) // parts.settings.train.batch)
 
 
 def test_the_memory_is_shared_by_ever_more_classes(tmp_path):
@@ -216,6 +230,15 @@ def test_clients_that_notice_tasks_by_themselves_still_remember_them(tmp_path, m
     assert summary["bytes"]["up"]["prototypes"] > 10_000
     assert summary["bytes"]["down"]["monitor"] > 0  # the best model so far, for whoever notices next
     assert summary["accuracy"]["agnostic"] > 60
+
+
+@pytest.mark.slow
+def test_noticing_tasks_depends_on_no_engine(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    method = LESS | {"signal": "entropy", "threshold": 0.05}
+    for engine in ("local", "apart"):
+        fedprotip.run(small(f"run.engine={engine}", "clients.fraction=0.7", method=method), out=tmp_path / engine)
+    assert results(tmp_path / "local") == results(tmp_path / "apart")
 
 
 # Prototypes
