@@ -1,18 +1,22 @@
 """GLFC: its losses by plain computations, the memory of its clients, and what its proxy server does."""
 
 import json
+import tomllib
 from copy import deepcopy
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import fedprotip
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.glfc import GLFC, compensation
 from fedprotip.methods.parts import inversion, proxy, transition
 from fedprotip.methods.parts.training import train
+from fedprotip.models import Network
 from tests.sites import Ends
 from tests.small import quick, results, small
 
@@ -237,7 +241,10 @@ def test_noticing_tasks_depends_on_no_engine(tmp_path, monkeypatch):
     quick(monkeypatch)
     method = LESS | {"signal": "entropy", "threshold": 0.05}
     for engine in ("local", "apart"):
-        fedprotip.run(small(f"run.engine={engine}", "clients.fraction=0.7", method=method), out=tmp_path / engine)
+        fedprotip.run(
+            small(f"run.engine={engine}", "clients.fraction=0.7", "clients.alpha=0.2", method=method),
+            out=tmp_path / engine,
+        )
     assert results(tmp_path / "local") == results(tmp_path / "apart")
 
 
@@ -357,6 +364,17 @@ def test_the_best_model_of_a_task_teaches_the_next(tmp_path, monkeypatch):
     assert "best/weights" not in site.known.shared()
 
 
+def test_a_model_comes_back_from_a_row_of_numbers_with_its_running_statistics():
+    network = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)), 3, shared_head=False)
+    network.add_head([0, 1], 0, 0)
+    network(torch.randn(8, 1, 2, 2))  # running statistics move
+    row, images = proxy.flat(network), torch.randn(5, 1, 2, 2)
+    expected = network.eval()(images)
+    network.add_head([2], 0, 1)
+    network.train()(10 + torch.randn(8, 1, 2, 2))
+    assert torch.equal(proxy.model_of(network, row, 1)(images), expected)
+
+
 def test_without_images_the_newest_model_is_the_best(tmp_path):
     site = ends(tmp_path).site()
     for _ in range(3):
@@ -376,6 +394,13 @@ def test_models_are_judged_over_all_classes(tmp_path):
     labels = torch.cat([head(features) for head in site.network.heads], 1).argmax(1)
     labels[:3] = (labels[:3] + 1) % 4
     assert proxy.accuracy(site.network, features, labels) == pytest.approx(6 / 9)
+
+
+@pytest.mark.parametrize("method", ["glfc", "lga"])
+def test_the_cpu_variant_does_less_of_everything_and_leaves_nothing_out(method):
+    table = tomllib.loads((files("fedprotip") / "configs" / "rivals-cpu.toml").read_text(encoding="utf-8"))[method]
+    reduced, whole = small(method={"name": method, **table}).method, small(method={"name": method}).method
+    assert all(0 < getattr(reduced, name) < getattr(whole, name) for name in table)
 
 
 def test_domains_are_refused(tmp_path):
