@@ -136,11 +136,18 @@ class Method:
         return len(local.samples)
 
     def begin_round(self, local: Local) -> None:
-        """The received model is loaded and no step has been made; `local.scratch` lasts until the last one."""
+        """The received model is loaded and no step has been made; `local.scratch` lasts until `end_round`."""
+
+    def end_round(self, local: Local) -> None:
+        """The last step has been made; the model is the client's own until it has answered."""
 
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
         """The batches of a round; where replayed or synthetic samples join the client's own."""
         return own
+
+    def pass_length(self, local: Local) -> int:
+        """Samples of one pass over what `batches` gives; by it the learning rate falls within a round."""
+        return self.count(local)
 
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         """Cross-entropy over the current head only: old heads get no negative gradient.

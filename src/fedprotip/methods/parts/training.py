@@ -108,7 +108,7 @@ def train(local: Local) -> float:
     method.begin_round(local)
     constraint = method.constraint(local) or Constraint()
     losses: list[Tensor] = []
-    rounds, count = method.rounds(local.task), method.count(local)
+    rounds, count = method.rounds(local.task), method.pass_length(local)
     seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
     with torch.enable_grad(), seeded, constraint, by_products(network.backbone, constraint.columns):
         still = still_prefix(network, settings, local.task)
@@ -128,6 +128,7 @@ def train(local: Local) -> float:
                 constraint.after_step()
             losses.append(loss.detach())
     network.backbone.eval()
+    method.end_round(local)
     return torch.stack(losses).mean().item()
 
 
