@@ -206,7 +206,8 @@ def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answ
 
 
 def _filled(plan: Plan, weights: Tensors) -> Network:
-    """The network that a plan describes, with these weights."""
+    """The network that a plan describes, with these weights; extras are for learning only."""
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("extras.")}
     _refuse_what_has_no_weights(plan, weights)
     network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
     for index, task in enumerate(plan.tasks):

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedprotip.errors import UsageError
 from fedprotip.methods.constraint import Constraint
@@ -106,11 +106,19 @@ class Method:
 
     # Both sides
 
+    def networks(self, site: Site) -> dict[str, nn.Module]:
+        """Networks of its own beside backbone and heads, `network.extras[NAME]`: they learn and travel alike.
+
+        Both ends make them, with weights from the run's seed whatever the initialiser, and without buffers. Answers do
+        not need them: `fedprotip.load` leaves them out.
+        """
+        return {}
+
     def trainable(self, site: Site) -> set[str]:
-        """Names of the parameters that move in a task: the backbone but its frozen part, and the task's own head."""
+        """Names of the parameters that move in a task: the backbone but its frozen part, its own head, extras."""
         own = f"heads.{site.network.head_of(site.task)}."
         frozen = tuple(f"backbone.{prefix}" for prefix in frozen_prefixes(self.settings.model, site.task))
-        moving = (name for name, _ in site.network.named_parameters() if name.startswith(("backbone.", own)))
+        moving = (name for name, _ in site.network.named_parameters() if name.startswith(("backbone.", "extras.", own)))
         return {name for name in moving if not name.startswith(frozen)}
 
     def view(self, site: Site) -> TaskView:

@@ -14,6 +14,7 @@ from fedprotip.methods.state import Knowledge
 from fedprotip.methods.wire import TaskView, Wire
 from fedprotip.models import Network
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
+from fedprotip.seeds import ambient_stream
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
@@ -39,6 +40,8 @@ class Site:
         self.settings, self.method, self.network = settings, method, network
         self.classes, self.image_shape = classes, image_shape
         self.known = Knowledge(method.state)
+        with ambient_stream(settings.run.seed, "extras"):
+            network.add_extras(method.networks(self))
         self.task = -1
         self.view = TaskView()
         self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered

@@ -1,6 +1,6 @@
 """A backbone and its output heads: one per task, or one shared by all domains."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -84,6 +84,7 @@ class Network(nn.Module):
         self.stacked = self.first = features  # D, with what `look` adds; and how many of them come first
         self.shared_head = shared_head
         self.heads = nn.ModuleList()
+        self.extras = nn.ModuleDict()  # networks of a method's own, which learn and travel with the rest
         self.labels: list[tuple[int, ...]] = []  # head → the global labels of its outputs
         self.moving: list[str] = []  # parameters that a task may move; the others need no gradient
         self.longest = 0  # multiplications of the backbone's longest product for one image, where they were counted
@@ -96,6 +97,15 @@ class Network(nn.Module):
             self.heads.append(nn.Linear(self.features, len(labels)))
         self.heads.to(next(self.backbone.parameters()).device)
         self.labels.append(tuple(labels))
+
+    def add_extras(self, made: Mapping[str, nn.Module]) -> None:
+        """Take in networks of a method's own; one of that name may be there already, and stays as it is."""
+        device = next(self.backbone.parameters()).device
+        for name, module in made.items():
+            if next(module.buffers(), None) is not None:
+                raise ValueError(f"the network {name!r} of the method has buffers, which would not travel")
+            if name not in self.extras:
+                self.extras[name] = module.to(device)
 
     def head_of(self, task: int) -> int:
         """Index of the head that answers for a task."""

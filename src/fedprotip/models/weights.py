@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedprotip.errors import UsageError, shortened
 
-CLASSIFIERS = ("fc.", "head.", "heads.", "classifier.")
-"""Output layers of published checkpoints: left out, as every task gets a head of its own."""
+CLASSIFIERS = ("fc.", "head.", "heads.", "extras.", "classifier.")
+"""Output layers of published checkpoints, and what runs have beside the backbone: left out, a run has its own."""
 PACKED = 100
 """A file that unpacks to so many times its size is no work of torch, which does not compress."""
 WRAPPERS = ("module.", "backbone.")

@@ -27,6 +27,8 @@ from fedprotip.seeds import ambient_stream
 from fedprotip.settings import TrainSettings
 
 MODEL = "model"
+PARTS = {"heads": "head", "extras": "method's own networks"}
+"""What parts of a model are called whose updates are compared; the rest is the backbone."""
 SHORT = 0.1
 """Updates shorter than this share of the model are not told apart."""
 ROUNDED = 1e-2
@@ -59,7 +61,7 @@ class Training(Exchange):
             raise BadMessage(f"{message.meta['samples']} samples are stated, before it were {sender.samples}")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """How far the model has moved from the one that was sent: backbone, head, and running statistics.
+        """How far the model has moved from the one that was sent: its parts, and running statistics.
 
         Moves of less than `SHORT` of what moves are not told apart: where training has little left to do, most clients
         may stand still and one may not.
@@ -68,7 +70,8 @@ class Training(Exchange):
         moving = set(site.network.moving)
         for name, tensor in message.tensors.items():
             if (change := self.change(name, tensor, site)) is not None:
-                what = "head" if name.startswith("heads.") else "backbone" if name in moving else "running statistics"
+                part = name.partition(".")[0]
+                what = PARTS.get(part, "backbone") if name in moving else "running statistics"
                 moves.setdefault(what, []).append(change.norm(dtype=torch.float64).item())
                 held = tensor_of(site.network, name).detach()
                 stood.setdefault(what, []).append(held.norm(dtype=torch.float64).item())
