@@ -129,9 +129,8 @@ class Server:
         if replies:
             progress.barren, progress.failing = 0, []
         else:
-            asked = {
-                k for exchange in self.method.in_round() if exchange.trains for k in self.clients(exchange, round_)
-            }
+            training = [exchange for exchange in self.method.exchanges if exchange.trains]
+            asked = {client for exchange in training for client in self.clients(exchange, round_)}
             progress.barren, progress.failing = progress.barren + 1, sorted({*progress.failing, *asked})
 
     # What goes to clients
