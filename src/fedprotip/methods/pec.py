@@ -36,7 +36,6 @@ from fedprotip.methods.parts.students import (
 from fedprotip.methods.parts.training import SHORT
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
-from fedprotip.models.batches import pieces
 from fedprotip.models.heads import Features
 from fedprotip.settings import MethodSettings
 from fedprotip.store.files import Tensors
@@ -53,6 +52,9 @@ class PECOptions(MethodSettings):
     teacher: int = Field(100, ge=1, le=10**4, description="How many times as wide as a student the teacher is.")
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam; it falls linearly to 0 within a task.")
     batch: int = Field(1, ge=1, description="Samples of one step of a student.")
+    rounds: int = Field(
+        0, ge=0, description="Rounds of a task; 0: train.rounds. What was published is one pass in all."
+    )
     epochs: int = Field(1, ge=1, description="Passes of a client over its samples in one round.")
 
 
@@ -169,10 +171,9 @@ class Students(Exchange):
         return {"update of a student": torch.maximum(moves.sqrt(), SHORT * stood.sqrt()).max().item()}
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
-        """Steps of a student that has all samples."""
-        return options_of(site).epochs * len(
-            pieces(torch.arange(message.meta["samples"]).numpy(), options_of(site).batch)
-        )
+        """Steps of a student that had all samples."""
+        options = options_of(site)
+        return options.epochs * -(-int(message.meta["samples"]) // options.batch)
 
     def digest(self, combined: Message, site: Site) -> Message | None:
         weights = combined.tensors["weights"]
@@ -268,6 +269,10 @@ class PEC(Method):
 
     def in_round(self) -> Sequence[Exchange]:
         return (Students(),)
+
+    def rounds(self, task: int) -> int:
+        assert isinstance(self.settings.method, PECOptions)
+        return self.settings.method.rounds or super().rounds(task)
 
     def trainable(self, site: Site) -> set[str]:
         """Nothing of the model: students stand in its place."""

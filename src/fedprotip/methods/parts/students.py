@@ -1,8 +1,8 @@
 """Small networks, one for every class, and the random one that they imitate: a stack of them runs in one pass.
 
-A stack is named tensors whose first size is the number c of networks: a 3 × 3 convolution (`kernel`), a norm of every map
-of every image by itself (`gain`, `shift`), ReLU, the mean over a grid of 4 × 4, a linear layer (`weight`, `bias`). The
-convolution has no bias, which the norm would take away again.
+A stack is named tensors whose first size is the number c of networks: a 3 × 3 convolution (`kernel`), a norm of every
+map of every image by itself (`gain`, `shift`), ReLU, the mean over a grid of 4 × 4, a linear layer (`weight`, `bias`).
+The convolution has no bias, which the norm would take away again.
 """
 
 from collections.abc import Sequence
@@ -102,31 +102,32 @@ def fit(
         batches: student → step → samples (indices); rates: student → learning rates (steps,).
     """
     order = sorted(range(len(batches)), key=lambda c: -len(batches[c]))  # those with fewer steps stop earlier
-    learning = {name: tensor[order].clone() for name, tensor in stack.items()}
-    first = {name: torch.zeros_like(tensor) for name, tensor in learning.items()}
-    second = {name: torch.zeros_like(tensor) for name, tensor in learning.items()}
+    weights = torch.cat([tensor[order].flatten(1) for tensor in stack.values()], 1)  # (c, weights of a student)
+    first, second = torch.zeros_like(weights), torch.zeros_like(weights)
     errors, samples = torch.zeros((), device=images.device), 0
     for step in range(len(batches[order[0]])):
         at_work = [c for c in order if len(batches[c]) > step]
-        now = {name: tensor[: len(at_work)].detach().requires_grad_() for name, tensor in learning.items()}
+        now = slice(len(at_work))
         parts = [batches[c][step] for c in at_work]
         real = pad_sequence([torch.ones(len(part)) for part in parts]).to(images)  # (b, c)
-        chosen = pad_sequence(parts).to(images.device)
+        places = pad_sequence(parts).to(images.device)
         with torch.enable_grad():
-            error = (outputs(now, images[chosen]) - targets[chosen]).square().mean(2) * real
-            loss = (error.sum(0) / real.sum(0)).sum()
-        gradients = torch.autograd.grad(loss, list(now.values()))
+            learning = weights[now].detach().requires_grad_()
+            error = (outputs(_shaped(learning, stack), images[places]) - targets[places]).square().mean(2) * real
+            (gradient,) = torch.autograd.grad((error.sum(0) / real.sum(0)).sum(), learning)
         errors, samples = errors + error.detach().sum(), samples + sum(map(len, parts))
-        rate = torch.stack([rates[c][step] for c in at_work]).to(images)
-        for name, gradient in zip(now, gradients, strict=True):
-            mean, square, weight = (part[name][: len(at_work)] for part in (first, second, learning))
-            mean.lerp_(gradient, 1 - BETAS[0])
-            square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            spread = (square / (1 - BETAS[1] ** (step + 1))).sqrt_().add_(TINY)
-            scale = (rate / (1 - BETAS[0] ** (step + 1))).view(-1, *[1] * (weight.dim() - 1))
-            weight.sub_(scale * mean / spread)
-    back = torch.tensor(order).argsort()
-    return {name: tensor[back] for name, tensor in learning.items()}, float(errors / samples)
+        first[now].lerp_(gradient, 1 - BETAS[0])
+        second[now].mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        spread = (second[now] / (1 - BETAS[1] ** (step + 1))).sqrt_().add_(TINY)
+        rate = torch.stack([rates[c][step] for c in at_work]).to(images) / (1 - BETAS[0] ** (step + 1))
+        weights[now] -= rate[:, None] * first[now] / spread
+    return _shaped(weights[torch.tensor(order).argsort()], stack), float(errors / samples)
+
+
+def _shaped(weights: Tensor, like: Tensors) -> Tensors:
+    """Rows of weights (c, …), one for every network, as a stack."""
+    parts = weights.split([tensor[0].numel() for tensor in like.values()], 1)
+    return {name: part.unflatten(1, like[name].shape[1:]) for name, part in zip(like, parts, strict=True)}
 
 
 def merged(old: Tensors, new: Tensors) -> Tensors:
