@@ -25,6 +25,11 @@ SHORT = ("fedavg", "fedprotip", "lda", "fedlwf", *OWN)
 """In `make test`; every other one is in `make test-all`."""
 METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow, id=name) for name in (*REGISTERED, *OWN)]
 SEVERAL = [given for given in METHODS if given.id != "gpm"]
+REDUCED = {
+    "pec": {"width": 4, "outputs": 8, "teacher": 3, "batch": 4, "lr": 0.01},
+    "scr": {"buffer": 40, "retrieve": 16, "projection": 8},
+}
+"""Whole methods at a smaller size."""
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
 
@@ -44,7 +49,7 @@ def settings(method, *overrides):
     """A short run; a centralised method has one client."""
     clients = {"count": 1} if method == "gpm" else CLIENTS
     only = {"stream": {"tasks": 3, "task_size": 2}, "train": {"rounds": 2, "epochs": 1, "batch": 32, "lr": 0.05}}
-    return small(*overrides, method={"name": method}, clients=clients, **only)
+    return small(*overrides, method={"name": method, **REDUCED.get(method, {})}, clients=clients, **only)
 
 
 def run(folder, method, *overrides):
