@@ -109,9 +109,7 @@ class Students(Exchange):
 
     def answer(self, local: Local) -> Message:
         site, options = local.site, options_of(local.site)
-        parts = list(local.labelled(local.settings.evaluate.batch))
-        images = torch.cat([images for images, _ in parts if isinstance(images, Tensor)])
-        labels = torch.cat([known for _, known in parts])
+        images, labels = everything(local)
         classes = torch.tensor(site.classes[local.task])
         held = torch.isin(classes, labels).nonzero()[:, 0]
         chance, batches, rates = local.chance("students"), [], []
@@ -193,10 +191,18 @@ def _times(stack: Tensor, factors: Tensor) -> Tensor:
     return stack * factors.to(stack.dtype).view(-1, *[1] * (stack.dim() - 1))
 
 
+def everything(local: Local) -> tuple[Tensor, Tensor]:
+    """All training images of a client (n, i, h, w), and their labels (n,)."""
+    parts = list(local.labelled(local.settings.evaluate.batch))
+    images = [images for images, _ in parts if isinstance(images, Tensor)]
+    assert len(images) == len(parts), "the method says `sees_images`"
+    return torch.cat(images), torch.cat([labels for _, labels in parts])
+
+
 def taught(local: Local, images: Tensor) -> Tensor:
     """What the teacher says about all training images of a client (n, m): worked out once in a task."""
     kept, options = local.own.get(TARGETS), options_of(local.site)
-    if kept is None or int(kept["task"]) != local.task:
+    if kept is None or int(kept["task"]) != local.task or len(kept["values"]) != len(images):
         width, seed = options.width * options.teacher, local.settings.run.seed
         teacher = new_teacher(local.site.image_shape[0], width, options.outputs, seed)
         teacher = {name: tensor.to(images.device) for name, tensor in teacher.items()}
