@@ -34,7 +34,7 @@ class RunError(FedprotipError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the closest known word, and all of them when they are few; the end of a sentence."""
     names, word = sorted(known), shortened(word)
-    many = len(names) > 8
+    many = len(names) > 20
     same = [name for name in names if name.lower() == word.lower()]
     close = same or get_close_matches(word, names, n=1, cutoff=0.0 if many else 0.5)
     if many:

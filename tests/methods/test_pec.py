@@ -1,5 +1,8 @@
 """Fed+PEC: one teacher for all, a student for every class, and what becomes of them in a federation."""
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,6 +72,7 @@ def test_small_parts_give_the_same(monkeypatch):
     made, images = stack(3), torch.randn(7, 1, 8, 8, generator=chance(1))
     whole = students.all_outputs(made, images), students.scores(made, stack(1, 2), images)
     monkeypatch.setattr(students, "AT_ONCE", 1)
+    monkeypatch.setattr(students, "TOGETHER", 3)
     assert torch.allclose(students.all_outputs(made, images), whole[0], atol=1e-5)
     assert torch.allclose(students.scores(made, stack(1, 2), images), whole[1], atol=1e-5)
 
@@ -301,3 +305,12 @@ def test_other_means_are_refused_before_the_run():
 def test_a_plan_cannot_ask_for_a_teacher_without_end():
     with pytest.raises(ValueError, match="more than"):
         new_teacher(1, 10**9, 100, seed=0)
+
+
+@pytest.mark.parametrize("name", ["pec", "scr"])
+def test_the_smaller_size_is_possible_and_smaller(name):
+    text = (files("fedprotip") / "configs" / "rivals-cpu.toml").read_text(encoding="utf-8")
+    reduced = tomllib.loads(text)[name]
+    full = fedprotip.load_settings({"method": {"name": name}}).method
+    chosen = fedprotip.load_settings({"method": {"name": name, **reduced}}).method
+    assert {key for key in reduced if getattr(chosen, key) != getattr(full, key)} == reduced.keys()

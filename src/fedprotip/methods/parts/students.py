@@ -27,8 +27,11 @@ FORMS = {
     "bias": Form("c m"),
 }
 """A stack as it is kept: with the labels of its networks."""
-AT_ONCE = 2**24
-"""Numbers of the maps that are in memory at once."""
+FEW, AT_ONCE = 4, 2**20
+"""Images that pass together, and numbers of their maps: larger ones leave the processor's cache and take six times as
+long."""
+TOGETHER = 256
+"""Images whose outputs are held at once."""
 MOST = 2**28
 """Weights that a network has at most: a plan of a stranger may ask for any."""
 BETAS, TINY = (0.9, 0.999), 1e-8
@@ -74,22 +77,26 @@ def outputs(stack: Tensors, images: Tensor) -> Tensor:
     kernel, count = stack["kernel"].flatten(0, 1), len(stack["kernel"])
     own = images.dim() == 5
     maps = F.conv2d(images.flatten(1, 2) if own else images, kernel, padding=1, groups=count if own else 1)
-    maps = F.instance_norm(maps, weight=stack["gain"].flatten(), bias=stack["shift"].flatten()).relu()
+    maps = F.group_norm(maps, len(kernel), stack["gain"].flatten(), stack["shift"].flatten()).relu_()
     pooled = F.adaptive_avg_pool2d(maps, GRID).view(len(images), count, -1)
     return torch.einsum("ncd,cmd->ncm", pooled, stack["weight"]) + stack["bias"]
 
 
 def all_outputs(stack: Tensors, images: Tensor) -> Tensor:
-    """`outputs` for images that all see, a few of them at a time so that maps stay small."""
-    maps = stack["gain"].numel() * images[0, 0].numel()
-    return torch.cat([outputs(stack, part) for part in images.split(max(1, AT_ONCE // maps))])
+    """`outputs` for images that all see: some networks and some images at a time, so that maps stay small."""
+    maps = stack["gain"][0].numel() * images[0, 0].numel()  # of one network and one image
+    networks = max(1, AT_ONCE // (FEW * maps))
+    parts = [
+        {name: tensor[start : start + networks] for name, tensor in stack.items()}
+        for start in range(0, len(stack["gain"]), networks)
+    ]
+    return torch.cat([torch.cat([outputs(part, some) for part in parts], 1) for some in images.split(FEW)])
 
 
 def scores(students: Tensors, teacher: Tensors, images: Tensor) -> Tensor:
     """(n, c): minus the mean squared error of every student against the teacher."""
-    maps = max(students["gain"].numel(), teacher["gain"].numel()) * images[0, 0].numel()
-    parts = images.split(max(1, AT_ONCE // maps))
-    return torch.cat([-(outputs(students, part) - outputs(teacher, part)).square().mean(2) for part in parts])
+    errors = (all_outputs(students, part) - all_outputs(teacher, part) for part in images.split(TOGETHER))
+    return torch.cat([-error.square().mean(2) for error in errors])
 
 
 def fit(
