@@ -9,7 +9,10 @@ from fedprotip.inference.assemble import assemble
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts import reservoir
+from fedprotip.methods.parts.contrast import contrast
+from fedprotip.methods.parts.views import Look, second_look
 from fedprotip.methods.scr import PROJECTION, Prototypes
+from fedprotip.models.batches import pieces
 from fedprotip.models.heads import Features
 from tests.sites import Ends
 from tests.small import quick, small, tensors
@@ -176,3 +179,33 @@ def test_prototypes_are_those_of_the_last_model(tmp_path, monkeypatch):
         for label in ends.stream.tasks[task].classes:
             mean = F.normalize(features[labels == label].mean(0), dim=0)
             assert torch.allclose(found["means"][found["labels"] == label][0], mean, atol=1e-5)
+
+
+def test_one_client_is_the_centralised_form(tmp_path, monkeypatch):
+    """The model of a round is what plain steps of SGD make of the same batches."""
+    quick(monkeypatch)
+    one = settings(
+        *("clients.count=1", "stream.tasks=1", "train.rounds=1", "method.review=false", "method.buffer=100000"),
+        *("train.weight_decay=0.01", "train.batch=64"),
+    )
+    fedprotip.run(one, out=tmp_path / "r")
+    ends = Ends(one, tmp_path / "ends")
+    site = ends.site()
+    local = begun(ends, 0, site)
+    images, labels = (torch.cat(part) for part in zip(*local.labelled(512), strict=True))
+    network, place = site.network.train(), {sample: row for row, sample in enumerate(sorted(local.samples))}
+    moving = [network.get_parameter(name) for name in network.moving]
+    optimizer = torch.optim.SGD(moving, one.train.lr, weight_decay=0.01)
+    views, retrieval, pixels = local.chance("views"), local.chance("retrieval"), ends.stream.pixels
+    for samples in pieces(local.draw("batches").permutation(local.samples), 64):
+        new = torch.tensor([place[sample] for sample in samples])
+        rows = torch.cat([new, torch.randperm(len(labels), generator=retrieval)[:12]])
+        other = pixels.normalised(second_look(pixels.scaled(images[rows]), Look(), views))
+        unit = F.normalize(network.extras[PROJECTION](network.backbone(torch.cat([images[rows], other]))))
+        loss = contrast(unit, labels[rows].repeat(2), 0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = tensors(tmp_path / "r", "model")
+    for name in network.moving:
+        assert torch.allclose(found[name], network.get_parameter(name), atol=1e-5), name
