@@ -40,7 +40,10 @@ class Ends:
         self.network = build_network(settings, self.stream.dataset.image_shape, self.method.routes).eval()
         objects = ObjectFolder(folder / "objects")
         objects.create()
-        self.store, self.cache = ClientStore(objects, 2**20), PrefixCache(self.stream, settings)
+        self.store, self.cache = (
+            ClientStore(objects, 2**20),
+            PrefixCache(self.stream, settings, enabled=not self.method.sees_images),
+        )
 
     def site(self, known=(), task=0) -> Site:
         """One end at the beginning of a task, with this knowledge."""

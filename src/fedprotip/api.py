@@ -273,7 +273,7 @@ def _complete(
             with _fitting(folder):
                 probe.restore(saved[1].get("geometry", {}))
         done, total = server.progress.task, len(stream.tasks)
-        rounds = settings.train.rounds
+        rounds = max(settings.train.rounds, method.rounds(0))
         _notify(observers, Started(folder=str(folder.path), tasks=total, rounds=rounds, done=done))
         try:
             run_tasks(server, probe.watch(engine) if probe else engine, journal, probe)

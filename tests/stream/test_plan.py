@@ -79,3 +79,10 @@ def test_a_damaged_plan_is_refused(damage):
 def test_answers_that_cannot_be_put_together_are_refused(answering, reason):
     with pytest.raises(ValidationError, match=reason):
         Answering.model_validate(answering)
+
+
+def test_normalised_images_can_be_scaled_back():
+    _, plan = planned()
+    images = torch.rand(3, *plan.pixels.shape, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(plan.pixels.scaled(plan.pixels.normalised(images)), images, atol=1e-6)
+    assert plan.pixels.scaled(plan.pixels.normalised(images) + 99).max() == 1

@@ -80,7 +80,7 @@ def hear(
     network = predictor.network.eval()
     device = next(network.parameters()).device
     parts, labels = [], []
-    for features, known in _together((network.look(inputs.to(device)), known) for inputs, known in batches):
+    for features, known in _together((predictor.look(inputs.to(device)), known) for inputs, known in batches):
         parts.append(predictor.inference.hear(features))
         if watch:
             watch(features, known)

@@ -23,6 +23,8 @@ from fedprotip.store.records import Number
 from fedprotip.stream import Stream
 from fedprotip.stream.plan import Plan
 
+VOID = ""
+"""Instead of the name of an exchange: what it told has been replaced, and is not sent any more."""
 Direction = Literal["up", "down"]
 Log = Callable[[Direction, Message], None]
 """Told of every message that crosses for a question, but for the reply."""
@@ -127,7 +129,8 @@ class Server:
         if replies:
             progress.barren, progress.failing = 0, []
         else:
-            asked = self.clients(self.method.exchange("model"), round_)
+            training = [exchange for exchange in self.method.exchanges if exchange.trains]
+            asked = {client for exchange in training for client in self.clients(exchange, round_)}
             progress.barren, progress.failing = progress.barren + 1, sorted({*progress.failing, *asked})
 
     # What goes to clients
@@ -160,7 +163,7 @@ class Server:
             progress.planned[client] = len(self.site.classes)
         if exchange.needs_model:
             knowledge, digests = self._knowledge_for(client)
-            messages += [*knowledge, *self._model_for(client), *digests]
+            messages += [*knowledge, *(self._model_for(client) if exchange.needs_weights else ()), *digests]
         return messages
 
     def _plan(self) -> Message:
@@ -181,7 +184,9 @@ class Server:
             shared = self.site.known.shared()
             return ([Message(KNOWLEDGE, shared)] if shared else []), []
         new = range(count if known == task else 0, len(progress.told))
-        return [], [Message(progress.told[i][0], self._told[i], progress.told[i][1]) for i in new]
+        return [], [
+            Message(progress.told[i][0], self._told[i], progress.told[i][1]) for i in new if progress.told[i][0]
+        ]
 
     def _model_for(self, client: str) -> Parcel:
         """What a client lacks of the model; nothing when it has all of it.
@@ -212,6 +217,9 @@ class Server:
         if self.site.version > heard:  # it was a model, of which clients get the newest
             self.progress.version += 1
         else:
+            for index, (name, _) in enumerate(self.progress.told):
+                if exchange.replaces and name == exchange.name:
+                    self.progress.told[index], self._told[index] = [VOID, {}], {}
             self.progress.told.append([exchange.name, message.meta])
             self._told.append(message.tensors)
 

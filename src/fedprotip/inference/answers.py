@@ -100,6 +100,11 @@ class Inference:
     """The way of modes single and batch64; the others are reported beside it."""
     calibration: Calibration = field(default_factory=Calibration)
 
+    @property
+    def on_images(self) -> bool:
+        """Whether all experts see images only (they say `on_images`): then no backbone need run."""
+        return not self.ways and all(getattr(expert, "on_images", False) for expert in self.experts.values())
+
     def hear(self, features: Features) -> Heard:
         seen = Seen(features.final, {name: expert(features) for name, expert in self.experts.items()})
         evidence = {name: way.router.evidence(seen) for name, way in self.ways.items()}

@@ -24,6 +24,7 @@ from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
 from fedprotip.models.heads import Features, builder_of
 from fedprotip.models.state import full_state, load_state
+from fedprotip.models.steps import Inputs
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import known
 from fedprotip.store.files import Tensors, parsed
@@ -125,6 +126,13 @@ class Predictor:
             return Routed(samples, samples, tasks, way.expert, labels)
         return inference.route(heard, inference.chosen, [samples] if together else None)
 
+    def look(self, inputs: Inputs) -> Features:
+        """What experts and routers are to see of images, or of what a frozen prefix made of them."""
+        if not self.inference.on_images:
+            return self.network.look(inputs)
+        assert isinstance(inputs, Tensor), "a method whose experts see images says `sees_images`"
+        return Features.none(inputs)
+
     @torch.no_grad()
     def hear(self, images: Tensor) -> Heard:
         """What experts and routers say about images (n, c, h, w), (n, h, w, c) or, if grey, (n, h, w)."""
@@ -133,7 +141,7 @@ class Predictor:
         network = self.network.eval()
         device = next(network.parameters()).device
         parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
-        return self.inference.hear(Features.joined([network.look(part) for part in parts]))
+        return self.inference.hear(Features.joined([self.look(part) for part in parts]))
 
 
 def _pixels(images: Tensor, pixels: Pixels) -> Tensor:

@@ -26,7 +26,7 @@ from fedprotip.methods.local import Local
 from fedprotip.methods.parts.presence import Presence
 from fedprotip.methods.parts.start import ClosedStart
 from fedprotip.methods.parts.stored import RAW, STORED
-from fedprotip.methods.parts.training import Training
+from fedprotip.methods.parts.training import Training, falling
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Kept, Knowledge
 from fedprotip.methods.wire import TaskView
@@ -75,7 +75,7 @@ class Method:
         self.settings = settings
         self.check()
         start = [ClosedStart(settings)] if settings.train.head_start == "closed" else []
-        self.exchanges = (Presence(), *start, *self.at_begin(), Training(), *self.at_end())
+        self.exchanges = (Presence(), *start, *self.at_begin(), *self.in_round(), *self.at_end())
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):
             raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")
@@ -99,6 +99,10 @@ class Method:
     def at_begin(self) -> Sequence[Exchange]:
         """Further exchanges before the first round of a task."""
         return ()
+
+    def in_round(self) -> Sequence[Exchange]:
+        """Exchanges of a round; one of them `trains`."""
+        return (Training(),)
 
     def at_end(self) -> Sequence[Exchange]:
         """Exchanges at the end of a task, in this order."""
@@ -157,6 +161,10 @@ class Method:
         network = local.network
         logits = network.logits(network.embed(inputs), local.task)
         return F.cross_entropy(logits, network.targets(labels, local.task))
+
+    def rate(self, task: int, done: float) -> float:
+        """The learning rate of a step before which so many rounds of a task are done, and parts of one."""
+        return falling(self.settings.train, done / self.rounds(task))
 
     def constraint(self, local: Local) -> Constraint | None:
         """What keeps a client's steps within bounds during one round."""

@@ -48,9 +48,14 @@ class Exchange:
     """Whether a run must stop when no client gives a usable answer."""
     needs_model: bool = True
     """Whether a client needs the current model and knowledge to answer."""
+    needs_weights: bool = True
+    """Whether it needs the weights of the model for that; without, it gets knowledge and digests only."""
+    replaces: bool = False
+    """Whether what clients are told makes void what this exchange told before in the task: they get the newest."""
 
     trains: bool = False
-    """Whether answering changes the client's model, which is then put back to the one it was sent."""
+    """Whether it is what a round is for: a client may change its model to answer, which is then put back to the one it
+    was sent, and `loss` is in the metadata."""
     slack: ClassVar[float] = 3.0
     """How many times as large as the others' a reply may be (`sizes`)."""
 

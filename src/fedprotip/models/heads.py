@@ -63,6 +63,7 @@ class Features:
 
     final: Tensor  # (n, d): what heads and routing see
     stacked: Tensor  # (n, D): what class statistics see: pooled outputs of earlier stages, then the final ones
+    images: Tensor | None = None  # (n, c, h, w): for experts that see images only; then there are no features
 
     def __len__(self) -> int:
         return len(self.final)
@@ -70,7 +71,15 @@ class Features:
     @classmethod
     def joined(cls, parts: Sequence["Features"]) -> "Features":
         """Of several batches, one after another."""
-        return cls(torch.cat([part.final for part in parts]), torch.cat([part.stacked for part in parts]))
+        images = [part.images for part in parts if part.images is not None]
+        final, stacked = (torch.cat([getattr(part, name) for part in parts]) for name in ("final", "stacked"))
+        return cls(final, stacked, torch.cat(images) if images else None)
+
+    @classmethod
+    def none(cls, images: Tensor) -> "Features":
+        """Images that no backbone has seen."""
+        nothing = images.new_empty(len(images), 0)
+        return cls(nothing, nothing, images)
 
 
 class Network(nn.Module):

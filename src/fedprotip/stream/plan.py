@@ -86,8 +86,13 @@ class Pixels(Section):
         """Images (n, c, h, w) with values from 0 to 1 as the model sees them."""
         if scaled.shape[1:] != self.shape:
             scaled = fitted(scaled, self.shape[1:], self.fit)
-        mean, std = (values.to(scaled.device) for values in self._scale)
+        mean, std = (part.to(scaled) for part in self._scale)
         return (scaled - mean) / std
+
+    def scaled(self, normalised: Tensor) -> Tensor:
+        """Images as the model sees them with values from 0 to 1 again."""
+        mean, std = (part.to(normalised) for part in self._scale)
+        return (normalised * std + mean).clamp(0, 1)
 
     @cached_property
     def _scale(self) -> tuple[Tensor, Tensor]:

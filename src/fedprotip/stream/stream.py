@@ -47,7 +47,7 @@ class Stream:
         mean, std = (tuple(map(float, values)) for values in scales[settings.data.normalize])
         channels, height, width = dataset.train_images.shape[1:]
         files = dataset.train_images if isinstance(dataset.train_images, FileImages) else dataset
-        self._pixels = Pixels(
+        self.pixels = Pixels(
             shape=dataset.image_shape,
             given=(channels, height, width),
             mean=mean,
@@ -156,7 +156,7 @@ class Stream:
             classes=tuple(self.dataset.classes),
             tasks=tuple(TaskPlan(name=task.name, classes=task.classes) for task in self.tasks[:tasks]),
             scenario=self.settings.stream.scenario,
-            pixels=self._pixels,
+            pixels=self.pixels,
             model=self.settings.model.model_copy(update=model),
             seed=self.settings.run.seed,
             answering=answering,
@@ -177,7 +177,7 @@ class Stream:
         def finish() -> Batch:
             raw = files() if files else images[chosen]
             scaled = augment(raw, draws, how) if draws else raw.float() / 255
-            return self._shift(self._pixels.normalised(scaled), task), labels[chosen]
+            return self._shift(self.pixels.normalised(scaled), task), labels[chosen]
 
         return finish
 

@@ -34,8 +34,9 @@ class ClosedStart(Exchange):
         self.combine = statistics.combination(settings)
 
     def due(self, site: Site) -> bool:
-        """A head that all tasks share is new once, and only a task that trains needs one."""
-        return bool(site.method.rounds(site.task)) and (site.task == 0 or not site.network.shared_head)
+        """A head that all tasks share is new once, and only a task that trains its head needs one."""
+        trained = f"heads.{site.network.head_of(site.task)}.weight" in site.network.moving
+        return trained and bool(site.method.rounds(site.task)) and (site.task == 0 or not site.network.shared_head)
 
     def heads(self, site: Site) -> list[int]:
         """The heads that begin, whose classes are in the statistics one after another."""

@@ -108,14 +108,16 @@ def train(local: Local) -> float:
     method.begin_round(local)
     constraint = method.constraint(local) or Constraint()
     losses: list[Tensor] = []
-    rounds, count = method.rounds(local.task), method.pass_length(local)
+    count = method.pass_length(local)
     seeded = ambient_stream(settings.run.seed, "train", local.task, local.round or 0, local.client)
     with torch.enable_grad(), seeded, constraint, by_products(network.backbone, constraint.columns):
         still = still_prefix(network, settings, local.task)
         training_mode(network.backbone, settings.model, local.task, still)
         for step, (inputs, labels) in enumerate(method.batches(local, own_batches(local))):
             inputs = inputs.to(device)
-            _set_rate(optimizer, options, (local.round or 0) + min(step / steps_of_round(options, count), 1), rounds)
+            rate = method.rate(local.task, (local.round or 0) + min(step / steps_of_round(options, count), 1))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             if options.channels_last:
                 inputs = channels_last(inputs)
             with torch.autocast(device.type, torch.bfloat16, enabled=options.autocast == "bf16"):
@@ -140,12 +142,6 @@ def steps_of_round(train: TrainSettings, samples: int) -> int:
 def falling(train: TrainSettings, done: float) -> float:
     """The learning rate when this share of a task, 0 to 1, is done (`train.fall`)."""
     return train.lr * (1 + math.cos(math.pi * done)) / 2 if train.fall == "cosine" else train.lr
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, train: TrainSettings, done: float, rounds: int) -> None:
-    """The learning rate of a step before which so many rounds are done, and parts of one."""
-    for group in optimizer.param_groups:
-        group["lr"] = falling(train, done / rounds)
 
 
 def own_batches(local: Local) -> Iterator[InputBatch]:
