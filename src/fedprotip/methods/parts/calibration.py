@@ -1,20 +1,17 @@
 """Which way to answer and how sure to be, federated: sums over samples that clients did not train on."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, count_bins, losses
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
-from fedprotip.methods.exchange import Combine, Exchange, Sender
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
-from fedprotip.methods.parts.robust import is_robust, middle
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
-from fedprotip.settings import TrainSettings
-from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
 CALIBRATION = Kept(
@@ -34,9 +31,8 @@ class Calibrating(Exchange):
 
     name = "calibration"
 
-    def __init__(self, answering: Answering, train: TrainSettings) -> None:
-        self._answering, self._train = answering, train
-        self.combine: Combine = "each" if is_robust(train.aggregate) else "sum"
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     def answer(self, local: Local) -> Message:
         inference = local.site.inference(self._answering, local.task)
@@ -51,29 +47,28 @@ class Calibrating(Exchange):
         if int(message.tensors["distances"][0].sum()) > share * (samples + 1) / (1 - share):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
-    def digest(self, combined: Any, site: Site) -> None:
-        """Add what clients found to what is known."""
-        for name, tensor in self._summed(combined).items():
+    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
+        """Add what clients found to what is known.
+
+        Wrong answers and losses are `bounded`: what one client says can neither rule a way or a temperature out, nor
+        make up for what the others found wrong with another one.
+        """
+        told = [message.tensors for _, message in combined]
+        distances, right, loss = (torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss"))
+        samples = distances[:, 0].sum(1)
+        found = {"distances": distances.sum(0), "loss": bounded(loss)}
+        found["right"] = samples.sum() - bounded(samples[:, None] - right)
+        for name, tensor in found.items():
             known = site.known.get(f"calibration/{name}")
             site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
 
-    def _summed(self, combined: Message | Iterable[tuple[int, Message]]) -> Tensors:
-        """Sums over all clients; where single ones are not trusted, the middle of their losses per sample."""
-        if isinstance(combined, Message):
-            return combined.tensors
-        told = [message.tensors for _, message in combined]
-        counts = torch.stack([one["distances"][0].sum() for one in told])
-        distances = torch.stack([one["distances"] for one in told]).sum(0)
-        seen, found = counts > 0, {"distances": distances}
-        for name in ("right", "loss"):
-            sums = torch.stack([one[name] for one in told]).double()
-            if seen.any():
-                rates = sums[seen].flatten(1) / counts[seen, None]
-                mean = middle(rates, counts[seen], self._train.aggregate, self._train.trim)
-                found[name] = (mean * counts.sum()).view(sums.shape[1:])
-            else:
-                found[name] = sums.sum(0)
-        return found
+
+def bounded(costs: Tensor) -> Tensor:
+    """Sums over clients of (K, …), in which none counts for more than the one that has the next most."""
+    if len(costs) < 2:
+        return costs.sum(0)
+    most = costs.topk(2, dim=0).values
+    return costs.sum(0) - most[0] + most[1]
 
 
 def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: int) -> Message:
