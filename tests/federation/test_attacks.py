@@ -265,10 +265,10 @@ def test_many_stated_samples_against_all_others_do_not_make_a_run_diverge(tmp_pa
 
 
 def test_a_client_that_lies_about_every_way_does_not_choose_it(tmp_path, monkeypatch):
-    """The way with the most right answers without its word answers."""
+    """It held samples back enough to be the majority of those that found anything wrong."""
     quick(monkeypatch)
-    routers = set()
-    for name in ("raises", "right_for_the_last_way", "wrong_for_the_first_way"):
-        events = attacked(tmp_path / name, name, "stream.tasks=2").events
-        routers.add(tuple(event["router"] for event in events if event["event"] == "task"))
-    assert routers == {("statistics", "statistics")}
+    with hostile.among("right_for_the_last_way", CLIENT):
+        fedprotip.run(attacks.SETTINGS, ["stream.tasks=2", "train.rounds=1"], tmp_path / "r")
+    found = records(tmp_path / "r")
+    assert [event["router"] for event in found.events if event["event"] == "task"] == ["statistics", "statistics"]
+    assert not found.named
