@@ -135,7 +135,7 @@ class FedProTIP(Method):
     def at_end(self) -> Sequence[Exchange]:
         """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
         told = [statistics.Statistics(self.settings, tells=self.calibrates)]
-        asked = [Calibrating(self._by_statistics())]
+        asked = [Calibrating(self._by_statistics(), self.settings.train)]
         return (
             *(told if self.options.statistics else []),
             Bases(self.options, self.settings),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, Calibration, best_way
 from fedprotip.messages import Message
 from fedprotip.methods.parts.calibration import Calibrating, bounded
+from fedprotip.settings import TrainSettings
 from fedprotip.stream.plan import Answering, WayPlan
 from tests.sites import Ends
 from tests.small import small
@@ -33,8 +34,8 @@ def told(samples, right, best=SURE):
     return Message("calibration", {"right": torch.tensor(right), "loss": loss.clone(), "distances": distances})
 
 
-def known(ends, *replies):
-    site, exchange = ends.site(), Calibrating(ANSWERING)
+def known(ends, *replies, aggregate="mean"):
+    site, exchange = ends.site(), Calibrating(ANSWERING, TrainSettings(aggregate=aggregate))
     for reply in replies:
         exchange.check(reply, site)
     exchange.digest(iter(enumerate(replies)), site)
@@ -56,17 +57,19 @@ def test_two_of_five_who_found_otherwise_are_heard(ends):
     assert best_way(ANSWERING, found) == "other"
 
 
+@pytest.mark.parametrize("aggregate", ["trimmed", "median"])
 @pytest.mark.parametrize("lie", ["sure", "unsure"])
-def test_one_client_does_not_decide_how_sure_answers_are(ends, lie):
+def test_one_client_does_not_decide_how_sure_answers_are(ends, lie, aggregate):
+    """Where the aggregate is a robust one."""
     honest, liar = [told(20, [19, 19], best=14) for _ in range(4)], told(20, [19, 19])
     most = MOST_LOSS * 20.0
     ramp = torch.linspace(0, most, len(TEMPERATURES)).double()
     liar.tensors["loss"] = (ramp if lie == "sure" else most - ramp).expand(len(WAYS), -1).clone()
-    temperatures = [
-        Calibration.recall(known(ends, *some), ANSWERING, "simple").temperature for some in (honest, [*honest, liar])
-    ]
-    place = [int((TEMPERATURES - one).abs().argmin()) for one in temperatures]
-    assert abs(place[0] - place[1]) <= 1
+    places = []
+    for some in (honest, [*honest, liar]):
+        found = Calibration.recall(known(ends, *some, aggregate=aggregate), ANSWERING, "simple")
+        places.append(int((TEMPERATURES - found.temperature).abs().argmin()))
+    assert abs(places[0] - places[1]) <= 1
 
 
 def test_what_was_found_is_a_sum_where_two_have_the_most(ends):

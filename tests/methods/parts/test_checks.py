@@ -120,7 +120,7 @@ def test_numbers_of_samples_stay_what_they_were():
 def test_no_more_is_scored_than_can_be_held_back(tmp_path):
     settings = small(clients={"held_back": 0.2})
     site = Ends(settings, tmp_path).site()
-    exchange = Calibrating(statistics.answering(settings))  # one way
+    exchange = Calibrating(statistics.answering(settings), settings.train)  # one way
 
     def scored(count, right=0, loss=1.0):
         distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)

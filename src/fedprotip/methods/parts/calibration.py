@@ -10,8 +10,10 @@ from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATU
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
+from fedprotip.methods.parts.robust import is_robust, middle
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
+from fedprotip.settings import TrainSettings
 from fedprotip.stream.plan import Answering
 
 CALIBRATION = Kept(
@@ -31,8 +33,8 @@ class Calibrating(Exchange):
 
     name = "calibration"
 
-    def __init__(self, answering: Answering) -> None:
-        self._answering = answering
+    def __init__(self, answering: Answering, train: TrainSettings) -> None:
+        self._answering, self._train = answering, train
 
     def answer(self, local: Local) -> Message:
         inference = local.site.inference(self._answering, local.task)
@@ -50,14 +52,19 @@ class Calibrating(Exchange):
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
         """Add what clients found to what is known.
 
-        Wrong answers and losses are `bounded`: what one client says can neither rule a way or a temperature out, nor
-        make up for what the others found wrong with another one.
+        Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
+        with another one. Losses are summed; where single clients are not trusted, it is the middle of those per sample.
         """
         told = [message.tensors for _, message in combined]
         distances, right, loss = (torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss"))
         samples = distances[:, 0].sum(1)
-        found = {"distances": distances.sum(0), "loss": bounded(loss)}
+        found = {"distances": distances.sum(0), "loss": loss.sum(0)}
         found["right"] = samples.sum() - bounded(samples[:, None] - right)
+        seen = samples > 0
+        if is_robust(self._train.aggregate) and seen.any():
+            rates = loss[seen].flatten(1) / samples[seen, None]
+            rate = middle(rates, samples[seen], self._train.aggregate, self._train.trim)
+            found["loss"] = (rate * samples.sum()).view(loss.shape[1:])
         for name, tensor in found.items():
             known = site.known.get(f"calibration/{name}")
             site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
