@@ -187,8 +187,8 @@ MUTANTS = [
     Mutant(
         "one client decides which way answers",
         "methods/parts/calibration.py",
-        "costs.sum(0) - most[0] + most[1]",
-        "costs.sum(0)",
+        "wrong.topk(2, dim=0).values[1]",
+        "wrong.topk(2, dim=0).values[0]",
         ("tests/methods/parts/test_calibration.py",),
     ),
     # Task identity and metrics

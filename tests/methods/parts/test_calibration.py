@@ -57,10 +57,10 @@ def test_two_of_five_who_found_otherwise_are_heard(ends):
     assert best_way(ANSWERING, found) == "other"
 
 
-@pytest.mark.parametrize("aggregate", ["trimmed", "median"])
+@pytest.mark.parametrize(("aggregate", "steps"), [("mean", 8), ("trimmed", 1), ("median", 1)])
 @pytest.mark.parametrize("lie", ["sure", "unsure"])
-def test_one_client_does_not_decide_how_sure_answers_are(ends, lie, aggregate):
-    """Where the aggregate is a robust one."""
+def test_one_client_does_not_decide_how_sure_answers_are(ends, lie, aggregate, steps):
+    """Of 25 temperatures it may move the answer by so many; without bounds to the first or the last one."""
     honest, liar = [told(20, [19, 19], best=14) for _ in range(4)], told(20, [19, 19])
     most = MOST_LOSS * 20.0
     ramp = torch.linspace(0, most, len(TEMPERATURES)).double()
@@ -69,7 +69,7 @@ def test_one_client_does_not_decide_how_sure_answers_are(ends, lie, aggregate):
     for some in (honest, [*honest, liar]):
         found = Calibration.recall(known(ends, *some, aggregate=aggregate), ANSWERING, "simple")
         places.append(int((TEMPERATURES - found.temperature).abs().argmin()))
-    assert abs(places[0] - places[1]) <= 1
+    assert abs(places[0] - places[1]) <= steps
 
 
 def test_what_was_found_is_a_sum_where_two_have_the_most(ends):
@@ -83,10 +83,10 @@ def test_a_lie_costs_at_most_what_one_honest_client_found_wrong(wrong, data):
     """The way with the fewest `bounded` wrong answers, whatever one client adds to them, is nearly the best one."""
     lie = data.draw(st.tuples(st.integers(0, 1000), st.integers(0, 1000)))
     honest = torch.tensor(wrong)
-    chosen = int(bounded(torch.cat([honest, torch.tensor([lie])])).argmin())
+    chosen = int(bounded(torch.cat([honest, torch.tensor([lie])])).sum(0).argmin())
     assert honest.sum(0)[chosen] <= honest.sum(0).min() + honest.max()
 
 
 def test_a_single_client_is_believed():
-    assert bounded(torch.tensor([[3, 4]])).tolist() == [3, 4]
-    assert bounded(torch.tensor([[3, 4], [9, 0]])).tolist() == [6, 0]
+    assert bounded(torch.tensor([[3, 4]])).tolist() == [[3, 4]]
+    assert bounded(torch.tensor([[3, 4], [9, 0]])).tolist() == [[3, 0], [3, 0]]

@@ -1,5 +1,6 @@
 """Which way to answer and how sure to be, federated: sums over samples that clients did not train on."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -53,13 +54,17 @@ class Calibrating(Exchange):
         """Add what clients found to what is known.
 
         Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
-        with another one. Losses are summed; where single clients are not trusted, it is the middle of those per sample.
+        with another one. A right answer has a loss of log C at most, whatever the temperature; that bounds losses. They
+        are summed; where single clients are not trusted, the middle of those per sample counts.
         """
         told = [message.tensors for _, message in combined]
         distances, right, loss = (torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss"))
         samples = distances[:, 0].sum(1)
-        found = {"distances": distances.sum(0), "loss": loss.sum(0)}
-        found["right"] = samples.sum() - bounded(samples[:, None] - right)
+        wrong = bounded(samples[:, None] - right)
+        guessing = math.log(sum(map(len, site.classes[: site.task + 1])))
+        most = (samples[:, None] - wrong) * guessing + wrong * MOST_LOSS
+        loss = loss.minimum(most[:, :, None])
+        found = {"distances": distances.sum(0), "right": samples.sum() - wrong.sum(0), "loss": loss.sum(0)}
         seen = samples > 0
         if is_robust(self._train.aggregate) and seen.any():
             rates = loss[seen].flatten(1) / samples[seen, None]
@@ -70,12 +75,9 @@ class Calibrating(Exchange):
             site.known[f"calibration/{name}"] = tensor if known is None else known + tensor
 
 
-def bounded(costs: Tensor) -> Tensor:
-    """Sums over clients of (K, …), in which none counts for more than the one that has the next most."""
-    if len(costs) < 2:
-        return costs.sum(0)
-    most = costs.topk(2, dim=0).values
-    return costs.sum(0) - most[0] + most[1]
+def bounded(wrong: Tensor) -> Tensor:
+    """Wrong answers of clients by way (K, w), none more than the next most of that way."""
+    return wrong if len(wrong) < 2 else wrong.minimum(wrong.topk(2, dim=0).values[1])
 
 
 def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: int) -> Message:
