@@ -27,8 +27,8 @@ from fedprotip.methods import create_method
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.local import Local, Own
 from fedprotip.methods.parts.bases import Bases
-from fedprotip.methods.parts.protection import protection
 from fedprotip.methods.parts.projection import ProjectUpdate, linear_decay
+from fedprotip.methods.parts.protection import protection
 from fedprotip.methods.parts.training import build_optimizer, local_batches
 from fedprotip.methods.site import Site
 from fedprotip.models import Network, build_network

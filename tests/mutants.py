@@ -177,6 +177,20 @@ MUTANTS = [
         "progress.barren, progress.failing = 0,",
         ("tests/federation/test_loop.py::test_when_all_clients_fail_the_run_stops_with_the_reason_and_can_be_resumed",),
     ),
+    Mutant(
+        "the largest client bounds itself",
+        "methods/parts/presence.py",
+        "sorted(stated)[:-1]",
+        "sorted(stated)",
+        ("tests/federation/test_server.py",),
+    ),
+    Mutant(
+        "one client decides which way answers",
+        "methods/parts/calibration.py",
+        "wrong.topk(2, dim=0).values[1]",
+        "wrong.topk(2, dim=0).values[0]",
+        ("tests/methods/parts/test_calibration.py",),
+    ),
     # Task identity and metrics
     Mutant(
         "references grow with the number of samples",

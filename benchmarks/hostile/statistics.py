@@ -49,6 +49,27 @@ def weighing(factor: int) -> Change:
     return change
 
 
+def filled_up(message: Message, scene: Scene, samples: int) -> Message:
+    """As if it had so many samples, none withheld: in proportion, and what is missing at the mean of a class."""
+    counts, sums, moment, sketches = parts(message)
+    factor = samples // max(int(counts.sum()), 1)
+    counts, sums, moment, sketches = counts * factor, sums * factor, moment * factor, sketches * factor
+    row, missing = int(counts.argmax()), samples - int(counts.sum())
+    more = torch.zeros_like(sums)
+    more[row] = sums[row] / counts[row].clamp_min(1)
+    sketches = sketches + missing * sketched(scene, more, more)
+    moment = moment + missing * torch.outer(more[row], more[row])
+    counts[row] += missing
+    made = statistics(message, counts, sums + missing * more, moment, sketches)
+    return with_tensors(made, made.tensors, withheld=0)
+
+
+def swapped(message: Message) -> Message:
+    """The first class under the name of the last, and so on."""
+    counts, sums, moment, sketches = parts(message)
+    return statistics(message, counts.flip(0), sums.flip(0), moment, sketches.flip(0))
+
+
 def in_one_class(message: Message, row: int) -> Message:
     """All its samples under the name of this class."""
     counts, sums, moment, sketches = parts(message)
@@ -163,8 +184,7 @@ def means_shifted(message: Message, scene: Scene) -> Said:
 @attack(STATISTICS, needs_robust=True)
 def means_swapped(message: Message, scene: Scene) -> Said:
     """The statistics of the first class under the name of the last, and so on: what other labels would give."""
-    counts, sums, moment, sketches = parts(message)
-    return statistics(message, counts.flip(0), sums.flip(0), moment, sketches.flip(0))
+    return swapped(message)
 
 
 @attack(STATISTICS)

@@ -22,7 +22,8 @@ from benchmarks.hostile.door import (
     told,
     with_tensors,
 )
-from benchmarks.hostile.statistics import weighing
+from benchmarks.hostile.statistics import filled_up, swapped, weighing
+from fedprotip.inference.calibration import MOST_LOSS
 from fedprotip.messages import SAMPLES, Message
 
 
@@ -65,6 +66,60 @@ several(
         "calibration_zero": table(right=torch.zeros_like, loss=torch.zeros_like, distances=torch.zeros_like),
     },
 )
+
+
+def judging(right: Callable[[Tensor], Tensor]) -> Change:
+    """What it says of every way, from what it found (ways,): 1 is all right and no loss at all, 0 all wrong."""
+
+    def change(message: Message, scene: Scene) -> Said:
+        samples, best = message.tensors["distances"][0].sum(), right(message.tensors["right"])
+        loss = (MOST_LOSS * samples * (1 - best)).double()[:, None].expand_as(message.tensors["loss"]).clone()
+        return with_tensors(message, message.tensors | {"right": samples * best, "loss": loss})
+
+    return change
+
+
+def worst(found: Tensor) -> Tensor:
+    """The way that was right least often."""
+    return torch.nn.functional.one_hot(found.argmin(), len(found))
+
+
+def forged_losses(start: float, end: float) -> Change:
+    """Losses between none and the largest possible, from the lowest to the highest temperature."""
+
+    def change(message: Message, scene: Scene) -> Said:
+        loss, samples = message.tensors["loss"], message.tensors["distances"][0].sum()
+        grid = MOST_LOSS * samples * torch.linspace(start, end, loss.shape[1], dtype=loss.dtype)
+        return with_tensors(message, message.tensors | {"loss": grid.expand_as(loss).clone()})
+
+    return change
+
+
+def all_in_bin(place: int) -> Callable[[Tensor], Tensor]:
+    def change(distances: Tensor) -> Tensor:
+        moved = torch.zeros_like(distances)
+        moved[:, place] = distances.sum(1)
+        return moved
+
+    return change
+
+
+several(
+    (CALIBRATION,),
+    "A calibration that could be one, and is not its own",
+    {
+        "right_for_the_worst_way": judging(worst),
+        "right_for_the_last_way": judging(lambda t: torch.nn.functional.one_hot(torch.tensor(len(t) - 1), len(t))),
+        "wrong_for_the_first_way": judging(lambda t: 1 - torch.nn.functional.one_hot(torch.tensor(0), len(t))),
+        "right_for_every_way": judging(torch.ones_like),
+        "wrong_for_every_way": judging(torch.zeros_like),
+        "right_turned_round": table(right=lambda t: t.max() + t.min() - t),
+        "forged_losses_for_sure_answers": forged_losses(0, 1),
+        "forged_losses_for_unsure_answers": forged_losses(1, 0),
+        "distances_all_near": table(distances=all_in_bin(0)),
+        "distances_all_far": table(distances=all_in_bin(-1)),
+    },
+)
 several(
     (PRESENCE,),
     "A number of samples that it does not have, when it joins",
@@ -85,10 +140,28 @@ several(
 )
 several(
     (CALIBRATION,),
-    "A calibration below zero",
+    "Counts and losses below zero",
     {
         "losses_negative": table(loss=lambda t: -t - 1),
         "distances_negative": table(distances=lambda t: t - 1),
+        "right_negative": table(right=lambda t: -t - 1),
+    },
+    refused=True,
+)
+several(
+    (CALIBRATION,),
+    "More right answers or samples than there can be, and numbers that are none",
+    {
+        "right_more_than_scored": lambda m, s: with_tensors(
+            m, m.tensors | {"right": m.tensors["distances"][0].sum() + torch.ones_like(m.tensors["right"])}
+        ),
+        "right_2_to_62": table(right=lambda t: torch.full_like(t, 2**62)),
+        "right_nan": table(right=lambda t: t * torch.nan),
+        "losses_nan": table(loss=lambda t: t * torch.nan),
+        "losses_infinite": table(loss=lambda t: t + torch.inf),
+        "more_scored_than_held_back": table(
+            right=lambda t: t + 10**6, distances=lambda t: t + 10**6 * (torch.arange(t.shape[1]) == 0)
+        ),
     },
     refused=True,
 )
@@ -125,3 +198,25 @@ def ten_times_as_many_samples(message: Message, scene: Scene) -> Said:
     if scene.ask.exchange == PRESENCE:
         return told({"samples": samples})(message, scene)
     return moved(message, scene, lambda step, _: -step, samples=samples)
+
+
+@attack(PRESENCE, MODEL, needs_robust=True)
+def ten_times_as_many_steps(message: Message, scene: Scene) -> Said:
+    """Ten times its samples, and a negated step that is as much longer as ten times the steps would excuse."""
+    samples = 10 * message.meta["samples"]
+    if scene.ask.exchange == PRESENCE:
+        return told({"samples": samples})(message, scene)
+    return moved(message, scene, lambda step, _: -10 * step, samples=samples)
+
+
+@attack(PRESENCE, MODEL, STATISTICS, CALIBRATION, needs_robust=True)
+def ten_times_as_many_of_everything(message: Message, scene: Scene) -> Said:
+    """Ten times its samples wherever they count, so that nothing contradicts anything: negated steps, classes swapped
+    in statistics, all right for the worst way."""
+    if scene.ask.exchange in (PRESENCE, MODEL):
+        return ten_times_as_many_samples(message, scene)
+    if scene.ask.exchange == CALIBRATION:
+        many = table(right=lambda t: 10 * t, loss=lambda t: 10 * t, distances=lambda t: 10 * t)(message, scene)
+        return judging(worst)(many, scene) if isinstance(many, Message) else many
+    stated = 10 * int(scene.past[PRESENCE][-1].meta["samples"])
+    return filled_up(swapped(message), scene, stated)

@@ -247,3 +247,28 @@ def test_one_client_that_fails_does_not_end_a_run_in_which_it_is_drawn_alone(tmp
         summary = fedprotip.run(TINY, ["clients.fraction=0.2", "train.rounds=12", "stream.tasks=1"], tmp_path / "r")
     assert summary["tasks"] == 1
     assert summary["failures"]["count"] > 0
+
+
+def test_many_stated_samples_against_all_others_do_not_make_a_run_diverge(tmp_path, monkeypatch):
+    """Ten times its samples and negated steps, ten rounds long: without bounds the loss reaches 240."""
+    quick(monkeypatch)
+    with hostile.among("ten_times_as_many_samples", CLIENT):
+        summary = fedprotip.run(attacks.SETTINGS, ["stream.tasks=1", "train.rounds=10"], tmp_path / "r")
+    found = records(tmp_path / "r")
+    assert max(event["loss"] for event in found.events if event["event"] == "round") < 10
+    assert [event["client"] for event in found.events if event["event"] == "bounded"] == [CLIENT]
+    anew = [event["text"] for event in found.events if event["event"] == "anew"]
+    assert len(anew) == 1
+    assert anew[0].startswith("after round 6 the task begins anew: the loss of most clients exploded")
+    assert sum("began anew" in reason for reason in summary["failures"]["by_reason"]) == 1
+    assert not found.blamed
+
+
+def test_a_client_that_lies_about_every_way_does_not_choose_it(tmp_path, monkeypatch):
+    """It held samples back enough to be the majority of those that found anything wrong."""
+    quick(monkeypatch)
+    with hostile.among("right_for_the_last_way", CLIENT):
+        fedprotip.run(attacks.SETTINGS, ["stream.tasks=2", "train.rounds=1"], tmp_path / "r")
+    found = records(tmp_path / "r")
+    assert [event["router"] for event in found.events if event["event"] == "task"] == ["statistics", "statistics"]
+    assert not found.named

@@ -38,6 +38,21 @@ def test_losses_are_those_of_a_plain_loop_and_add_up(seed):
     assert parts.tolist() == pytest.approx(losses(scores, right).tolist())
 
 
+def test_no_loss_is_negative_however_many_answers_are_right():
+    """As with domains, where a label stands in every task: p(right) is a sum, and its rounding may exceed 1."""
+    scores = torch.randn(200, 40, generator=torch.Generator().manual_seed(0)) * 3
+    for sample in scores.split(1):
+        found = losses(sample, torch.ones(1, 40, dtype=torch.bool))
+        assert (found >= 0).all()
+        assert found.tolist() == pytest.approx([0.0] * len(TEMPERATURES), abs=1e-5)
+
+
+@pytest.mark.parametrize("nothing", [-torch.inf, torch.inf, torch.nan])
+def test_scores_that_say_nothing_cost_50(nothing):
+    scores = torch.full((1, 3), nothing)
+    assert losses(scores, torch.tensor([[True, False, False]])).tolist() == [50.0] * len(TEMPERATURES)
+
+
 def test_a_right_answer_without_any_probability_costs_50_not_infinity():
     scores = torch.tensor([[0.0, -torch.inf]])
     assert losses(scores, torch.tensor([[False, True]])).tolist() == [50.0] * len(TEMPERATURES)

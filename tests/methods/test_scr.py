@@ -10,7 +10,7 @@ from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
-from fedprotip.methods.parts.views import Look, second_look
+from fedprotip.methods.parts.views import Views, second_look
 from fedprotip.methods.scr import PROJECTION, Prototypes
 from fedprotip.models.batches import pieces
 from fedprotip.models.heads import Features
@@ -200,7 +200,7 @@ def test_one_client_is_the_centralised_form(tmp_path, monkeypatch):
     for samples in pieces(local.draw("batches").permutation(local.samples), 64):
         new = torch.tensor([place[sample] for sample in samples])
         rows = torch.cat([new, torch.randperm(len(labels), generator=retrieval)[:12]])
-        other = pixels.normalised(second_look(pixels.scaled(images[rows]), Look(), views))
+        other = pixels.normalised(second_look(pixels.scaled(images[rows]), Views(), views))
         unit = F.normalize(network.extras[PROJECTION](network.backbone(torch.cat([images[rows], other]))))
         loss = contrast(unit, labels[rows].repeat(2), 0.1)
         optimizer.zero_grad()

@@ -72,16 +72,20 @@ class Average:
 
 
 class Sum:
-    """Streaming Σ of the clients' tensors, in the order of clients: floats in float64, integers as they are."""
+    """Streaming Σ of the clients' tensors, in the order of clients: floats in float64, integers as they are.
+
+    What weighs less than 1 is float64 in any case.
+    """
 
     def __init__(self) -> None:
         self._sum: dict[str, Tensor] = {}
         self._count = 0
 
-    def add(self, tensors: dict[str, Tensor]) -> None:
+    def add(self, tensors: dict[str, Tensor], weight: float = 1.0) -> None:
         self._count += 1
         for name, tensor in tensors.items():
             wide = tensor.double() if tensor.is_floating_point() else tensor
+            wide = wide if weight == 1 else wide.double() * weight
             self._sum[name] = self._sum[name] + wide if name in self._sum else wide
 
     def __bool__(self) -> bool:
@@ -147,7 +151,7 @@ def combine(exchange: Exchange, replies: Iterable[tuple[int, Message]], site: Si
     if exchange.combine == "sum":
         total = Sum()
         for _, message in checked:
-            total.add(message.tensors)
+            total.add(message.tensors, exchange.weight(message, site))
         return Message(exchange.name, total.result()) if total else None
     mean = average(exchange, checked, site)
     return Message(exchange.name, mean) if mean else None

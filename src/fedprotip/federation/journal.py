@@ -9,7 +9,7 @@ import torch
 
 from fedprotip.federation.server import Progress, Server
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.events import Absent, Event, Failure, Observer, Warned
+from fedprotip.store.events import Absent, Event, Failure, Observer, Remark, Warned
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import Peak, peak_rss_mb, watched
@@ -65,6 +65,16 @@ class Journal:
         progress.failures[counted] = progress.failures.get(counted, 0) + 1
         progress.last_failure = record.reason
         self.event(record)
+
+    def undone(self, progress: Progress, task: int, round_: int, why: str) -> None:
+        """A task begins anew: say so and count it."""
+        counted = f"the rounds of a task began anew: {why}"
+        progress.failures[counted] = progress.failures.get(counted, 0) + 1
+        self.event(Remark(event="anew", task=task, text=f"after round {round_ + 1} the task begins anew: {why}"))
+
+    def bounded(self, task: int, client: int, samples: int, most: float) -> None:
+        text = f"it states {samples} samples, many times those of all others, and counts for {most:.0f}"
+        self.event(Remark(event="bounded", task=task, client=client, text=text))
 
     def absent(self, task: int, clients: list[int]) -> None:
         self.event(Absent(task=task, clients=clients, reason="no data of this task"))

@@ -28,6 +28,8 @@ PATIENCE = 3
 """Rounds in a row without any usable update after which the run stops, when as many different clients were asked (or
 all there are): something is wrong with all of them, not with one."""
 
+DIVERGED = "the loss of most clients exploded (a smaller train.lr, or a client that works against the others)"
+
 
 def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | None = None) -> None:
     """Train all tasks that are left, evaluate after each, and leave checkpoints on the way."""
@@ -43,6 +45,8 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
                 meet_task(server, task)
             with journal.phase(progress, "train"):
                 hold(server, engine, journal, "begin")
+            if server.method.rounds(task):
+                server.begin_rounds()
         for round_ in range(progress.round, server.method.rounds(task)):
             if probe:
                 with journal.phase(progress, "geometry"):
@@ -95,8 +99,13 @@ def train_round(server: Server, engine: Engine, journal: Journal, round_: int) -
     loss, seconds = finite(sum(losses) / len(losses)) if losses else None, perf_counter() - started
     journal.event(RoundDone(task=task, round=round_, loss=loss, clients=len(replies), seconds=seconds))
     failing = len(server.progress.failing)
-    if server.progress.barren >= PATIENCE and failing >= min(PATIENCE, len(server.progress.present)):
-        raise RunError(f"No client delivered a usable update in {PATIENCE} rounds in a row; {_reason(server)}.")
+    stuck = server.progress.barren >= PATIENCE and failing >= min(PATIENCE, len(server.progress.present))
+    why = f"no client delivered a usable update in {PATIENCE} rounds in a row" if stuck else ""
+    why = why or (DIVERGED if server.diverged(losses) else "")
+    if why and server.begin_anew():
+        journal.undone(server.progress, task, round_, why)
+    elif stuck:
+        raise RunError(f"{why.capitalize()}; {_reason(server)}.")
 
 
 def hold(server: Server, engine: Engine, journal: Journal, when: str) -> None:
@@ -107,6 +116,8 @@ def hold(server: Server, engine: Engine, journal: Journal, when: str) -> None:
         replies = converse(server, engine, journal, exchange)
         if exchange.name == "presence":
             server.note_presence(replies, journal.absent)
+            for client, samples in server.too_many().items():
+                journal.bounded(server.site.task, client, samples, server.site.most)
         elif exchange.needed and exchange.who != "nobody" and not replies:
             place = f"at the {when} of task {server.site.task + 1}"
             raise RunError(f"No client delivered its {exchange.name} {place}; {_reason(server)}.")

@@ -1,5 +1,7 @@
 """The server: the global model, what is known about past tasks, and where the run stands."""
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,11 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
+from fedprotip.federation.line import FEWEST
 from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
 from fedprotip.inference.predictor import Predictor
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
 from fedprotip.methods.exchange import Exchange, Sender
+from fedprotip.methods.parts.presence import most_samples
 from fedprotip.methods.site import Site
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
@@ -25,6 +29,8 @@ from fedprotip.stream.plan import Plan
 
 VOID = ""
 """Instead of the name of an exchange: what it told has been replaced, and is not sent any more."""
+EXPLODED = 3.0
+"""Training has diverged where its loss is this many times that of the first round, of guessing, and 1."""
 Direction = Literal["up", "down"]
 Log = Callable[[Direction, Message], None]
 """Told of every message that crosses for a question, but for the reply."""
@@ -50,6 +56,8 @@ class Progress:
     told: list[list[Any]] = field(default_factory=list)  # digests of the task under way: [exchange, metadata]
     barren: int = 0  # rounds in a row without a single usable update
     failing: list[int] = field(default_factory=list)  # clients that were asked in them
+    loss: float | None = None  # of the first round of the task under way, by the middle client
+    begun: int = 0  # version of the model with which its rounds began, or began anew
     failures: dict[str, int] = field(default_factory=dict)  # reason → how often
     last_failure: str = "no client has data"
     matrix: dict[str, list[list[Number]]] = field(default_factory=dict)  # mode → row per evaluation
@@ -84,6 +92,7 @@ class Server:
         self.site = Site(settings, method, network, classes, stream.dataset.image_shape, stream.look)
         self.progress = Progress()
         self._told: list[Tensors] = []  # tensors of progress.told
+        self._first: Tensors = {}  # the model with which the rounds of the task began, as it travels
 
     @property
     def network(self) -> Network:
@@ -100,9 +109,18 @@ class Server:
     def note_presence(self, replies: dict[int, dict[str, Any]], absent: Callable[[int, list[int]], None]) -> None:
         """Who has samples of the task; those that have none are named once."""
         self.progress.present = {str(client): meta["samples"] for client, meta in replies.items() if meta["samples"]}
+        self._weigh()
         missing = [client for client, meta in replies.items() if not meta["samples"]]
         if missing:
             absent(self.site.task, missing)
+
+    def _weigh(self) -> None:
+        """How many samples anybody counts for in this task."""
+        self.site.most = most_samples(self.progress.present.values(), self.settings.train.heaviest)
+
+    def too_many(self) -> dict[int, int]:
+        """Clients that state more samples than anybody counts for."""
+        return {int(client): samples for client, samples in self.progress.present.items() if samples > self.site.most}
 
     def sender(self, client: int) -> Sender:
         """What is known about a client."""
@@ -132,6 +150,35 @@ class Server:
             training = [exchange for exchange in self.method.exchanges if exchange.trains]
             asked = {client for exchange in training for client in self.clients(exchange, round_)}
             progress.barren, progress.failing = progress.barren + 1, sorted({*progress.failing, *asked})
+
+    def begin_rounds(self) -> None:
+        """Remember the model of now, to come back to it should training diverge."""
+        packed = self.site.wire.pack(self.site.moving())
+        self._first = {name: tensor.detach().cpu().clone() for name, tensor in packed.items()}
+        self.progress.loss, self.progress.begun = None, self.progress.version
+
+    def diverged(self, losses: list[float]) -> bool:
+        """Whether the middle one of these losses is far above that of the first round and that of guessing.
+
+        The middle of two would be one client's word.
+        """
+        if len(losses) <= FEWEST:
+            return False
+        middle = statistics.median_low(losses)
+        if self.progress.loss is None:
+            self.progress.loss = middle
+        classes = len(self.network.labels[self.network.head_of(self.site.task)])
+        return middle > EXPLODED * max(self.progress.loss, math.log(classes), 1.0)
+
+    def begin_anew(self) -> bool:
+        """Back to the model with which the rounds of the task began; False where it has not changed since."""
+        if self.progress.version == self.progress.begun or not self._first:
+            return False
+        self.site.hear({name: tensor.clone() for name, tensor in self._first.items()})
+        self.progress.version += 1
+        self.progress.begun, self.progress.line = self.progress.version, {}
+        self.progress.barren, self.progress.failing = 0, []
+        return True
 
     # What goes to clients
 
@@ -233,7 +280,7 @@ class Server:
         """All exchanges are over."""
         self.settle()
         self.progress.digests.append(len(self.progress.told))
-        self.progress.told, self._told, self.progress.line = [], [], {}
+        self.progress.told, self._told, self._first, self.progress.line = [], [], {}, {}
 
     def predictor(self, task: int) -> Predictor:
         """What answers for samples of tasks 0…task."""
@@ -250,6 +297,7 @@ class Server:
         before = {name: self.site.before_news(name) for name in full_state(self.network)}
         model = {name: tensor for name, tensor in before.items() if tensor is not None}
         groups: dict[str, Tensors] = {"model": model} | ({"news": self.site.news} if self.site.news else {})
+        groups |= {"first": self._first} if self._first else {}
         groups |= {f"known-{group}": entries for group, entries in self.site.known.groups().items()}
         return groups | {f"told-{index}": tensors for index, tensors in enumerate(self._told)}
 
@@ -267,7 +315,7 @@ class Server:
             if name.startswith("known-"):
                 site.known.update(tensors)
         self._told = [groups[f"told-{index}"] for index in range(len(self.progress.told))]
-        model, site.news = groups["model"], groups.get("news", {})
+        model, site.news, self._first = groups["model"], groups.get("news", {}), groups.get("first", {})
         heads = {name.split(".")[1] for name in [*model, *site.news] if name.startswith("heads.")}
         if heads:
             site.grow(len(heads) - 1)
@@ -280,5 +328,7 @@ class Server:
         if site.news:
             site.start.update({name: model[name].to(site.device) for name in site.news if name in model})
             site.begin_task(self.progress.task)
-            Message(MODEL, site.news).check(MODEL, {name: site.specs[name] for name in site.news})
+            for tensors in (site.news, self._first):
+                Message(MODEL, tensors).check(MODEL, {name: site.specs[name] for name in tensors})
             load_state(self.network, site.wire.unpack(site.news))
+        self._weigh()

@@ -18,7 +18,7 @@ TEMPERATURES = torch.logspace(-1, 2, 25)
 NAT = 1.0
 """A loss that is larger by this over all samples is no evidence: the likelihoods differ by a factor of e."""
 MOST_LOSS = 50
-"""−log p(right answer) of one sample is cut here."""
+"""−log p(right answer) of one sample is cut here; it is also that of a model that has diverged and says nothing."""
 MEASURES = ("odd", "new")
 """What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
 SURE = 16
@@ -42,7 +42,8 @@ def losses(log_probabilities: Tensor, right: Tensor) -> Tensor:
     found = []
     for temperature in TEMPERATURES:
         scores = (log_probabilities / temperature).log_softmax(1)
-        found.append(-scores.masked_fill(~right, -torch.inf).logsumexp(1).clamp_min(-MOST_LOSS).double().sum())
+        chance = scores.masked_fill(~right, -torch.inf).logsumexp(1).nan_to_num(-MOST_LOSS)
+        found.append(-chance.clamp(-MOST_LOSS, 0).double().sum())  # several right answers: rounding may exceed 1
     return torch.stack(found)
 
 

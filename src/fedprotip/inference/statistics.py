@@ -92,6 +92,9 @@ class Sums:
             self.sketches + other.sketches,
         )
 
+    def times(self, weight: float) -> "Sums":
+        return Sums(self.counts * weight, self.sums * weight, self.moment * weight, self.sketches * weight)
+
     @property
     def seen(self) -> Tensor:
         """(C,) the classes that have statistics."""

@@ -90,7 +90,7 @@ class Exchange:
         return 1.0
 
     def weight(self, message: Message, site: "Site") -> float:
-        """The weight of a reply in a mean."""
+        """The weight of a reply in a mean or a sum."""
         return 1.0
 
     def origin(self, name: str, site: "Site") -> Tensor | None:

@@ -22,7 +22,7 @@ from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
 from fedprotip.methods.parts.stored import KEPT, Stored
 from fedprotip.methods.parts.training import falling
-from fedprotip.methods.parts.views import Look, second_look
+from fedprotip.methods.parts.views import Views, second_look
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.models.heads import Features
@@ -190,8 +190,8 @@ class SCR(Method):
 
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         assert isinstance(inputs, Tensor)
-        options, network, pixels = options_of(local.site), local.network, local.holding.stream.pixels
-        look = Look(options.crop, options.flip, options.jitter, grey=options.grey)
+        options, network, pixels = options_of(local.site), local.network, local.site.look.pixels
+        look = Views(options.crop, options.flip, options.jitter, grey=options.grey)
         other = pixels.normalised(second_look(pixels.scaled(inputs), look, local.scratch["views"]))
         features = network.embed(torch.cat([inputs, other]))
         views = F.normalize(network.extras[PROJECTION](features))

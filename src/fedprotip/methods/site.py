@@ -1,5 +1,6 @@
 """What the server and every client hold alike: the model, what is known about past tasks, the task under way."""
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ class Site:
         self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered
         self.news: Tensors = {}  # what has moved in this task, in the form in which it travels
         self.version = 0  # how often a model was heard here
+        self.most = math.inf  # at the server: samples of this task that any client counts for at most
         self.on_progress: OnProgress = lambda what, done, total: None  # told how far a long step of the server is
         self._before: Network | None = None
         self._positive: tuple[int, bool] | None = None

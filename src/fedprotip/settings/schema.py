@@ -262,6 +262,12 @@ class TrainSettings(Section):
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Average of Eq. 6: weighted by samples (the paper's p_k) or uniform."
     )
+    heaviest: float = Field(
+        4.0,
+        ge=1,
+        description="No client counts for more samples than this many times the most of any other, or of 100 where "
+        "all others have fewer: how many it has, it says itself.",
+    )
     aggregate: Literal["mean", "clipped", "trimmed", "median"] = Field(
         "mean",
         description="What the server makes of updates: their mean; the mean of updates no longer than the median one; "

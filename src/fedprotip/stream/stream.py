@@ -61,7 +61,7 @@ class Stream:
     @property
     def look(self) -> Look:
         """What a method that makes images of its own has to know about those of the data."""
-        return Look(self._pixels, self.dataset.augmentation, tuple(self.dataset.classes))
+        return Look(self.pixels, self.dataset.augmentation, tuple(self.dataset.classes))
 
     @property
     def owners(self) -> np.ndarray | None:

@@ -1,8 +1,11 @@
 """What the server can know without seeing any sample: replies that cannot be true are refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from fedprotip.federation.aggregate import combine
 from fedprotip.inference.calibration import MEASURES
 from fedprotip.inference.statistics import FeatureMap, Sums, pack
 from fedprotip.messages import BadMessage, Message
@@ -85,6 +88,25 @@ def test_the_length_of_features_and_its_inverse_are_compared():
     sizes = statistics.sizes(told())
     assert sizes["length of features"] == pytest.approx(1 / sizes["inverse length of features"])
     assert statistics.sizes(Message(statistics.KIND, told((0, 0)).tensors, {"withheld": 2})) == {}
+
+
+@pytest.mark.parametrize("how", ["each", "sum"])
+def test_sums_of_too_many_samples_count_for_as_many_as_a_client_can(how):
+    """A client of ten times the samples, all of the first class, beside one that has two classes."""
+    settings, many = small(), told((500, 0), seed=1)
+    exchange = statistics.Statistics(settings)
+    site = SimpleNamespace(most=100, settings=settings)
+    if how == "sum":
+        whole = combine(exchange, [(0, told()), (1, many)], site)
+        assert whole.tensors["counts"].tolist() == [130, 20]
+        found = statistics.summed(whole, settings.train, MAP.omega, site.most)
+    else:
+        found = statistics.summed([(0, told()), (1, many)], settings.train, MAP.omega, site.most)
+    assert found.counts.tolist() == [130, 20]
+    expected = told().tensors["sums"].double() + many.tensors["sums"].double() / 5
+    assert torch.allclose(found.sums, expected)
+    for least in (50, torch.inf):  # its own 50 samples are not too many
+        assert statistics.weight(told(), least) == 1
 
 
 def test_numbers_of_samples_stay_what_they_were():

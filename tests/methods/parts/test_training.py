@@ -1,5 +1,6 @@
 """Local batches and optimisers."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,5 +70,5 @@ def test_options_reach_the_optimiser():
 
 @pytest.mark.parametrize(("average", "expected"), [("weighted", 7.0), ("uniform", 1.0)])
 def test_a_model_weighs_its_samples_unless_all_weigh_the_same(average, expected):
-    site = SimpleNamespace(settings=load({"train": {"average": average}}))
+    site = SimpleNamespace(settings=load({"train": {"average": average}}), most=math.inf)
     assert Training().weight(Message("model", meta={"samples": 7, "loss": 0.5}), site) == expected

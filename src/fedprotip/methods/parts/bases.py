@@ -44,7 +44,7 @@ class Bases(Exchange):
     """Bases of every layer that later tasks may move, and of the final features."""
 
     name = "basis"
-    slack = 2.0  # ranks of honest clients were at most 1.04 times the others': docs/threats.md
+    slack = 2.0  # ranks of honest clients were at most 1.4 times the others': docs/threats.md
 
     def __init__(self, options: "FedProTIPOptions", settings: Settings) -> None:
         self.options = options

@@ -1,9 +1,10 @@
 """Which way to answer and how sure to be, federated: sums over samples that clients did not train on."""
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.calibration import (
@@ -18,13 +19,12 @@ from fedprotip.inference.calibration import (
     losses,
 )
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
-from fedprotip.methods.exchange import Combine, Exchange, Sender
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
-from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
 CALIBRATION = Kept(
@@ -47,7 +47,6 @@ class Calibrating(Exchange):
 
     def __init__(self, answering: Answering, train: TrainSettings) -> None:
         self._answering, self._train = answering, train
-        self.combine: Combine = "each" if is_robust(train.aggregate) else "sum"
 
     def answer(self, local: Local) -> Message:
         inference = local.site.inference(self._answering, local.task)
@@ -62,30 +61,39 @@ class Calibrating(Exchange):
         if int(message.tensors["distances"][0].sum()) > share * (samples + 1) / (1 - share):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
-    def digest(self, combined: Any, site: Site) -> None:
-        """Add what clients found to what is known; how sure to be depends on how many classes there are by now."""
-        for name, tensor in self._summed(combined).items():
+    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
+        """Add what clients found to what is known; how sure to be depends on how many classes there are by now.
+
+        Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
+        with another one. A right answer has a loss of log C at most, whatever the temperature; that bounds losses. They
+        are summed; where single clients are not trusted, the middle of those per sample counts.
+        """
+        told = [message.tensors for _, message in combined]
+        distances, right, loss, sure = (
+            torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss", "hits")
+        )
+        samples = distances[:, 0].sum(1)
+        wrong = bounded(samples[:, None] - right)
+        guessing = math.log(sum(map(len, site.classes[: site.task + 1])))
+        most = (samples[:, None] - wrong) * guessing + wrong * MOST_LOSS
+        per_sample = {"loss": loss.minimum(most[:, :, None]), "hits": sure.double()}
+        found = {name: tensor.sum(0) for name, tensor in per_sample.items()}
+        seen = samples > 0
+        if is_robust(self._train.aggregate) and seen.any():
+            for name, tensor in per_sample.items():
+                rates = tensor[seen].flatten(1) / samples[seen, None]
+                rate = middle(rates, samples[seen], self._train.aggregate, self._train.trim)
+                found[name] = (rate * samples.sum()).view(tensor.shape[1:])
+        found |= {"distances": distances.sum(0), "right": samples.sum() - wrong.sum(0)}
+        for name, tensor in found.items():
             known = site.known.get(f"calibration/{name}")
             share = FADING if name in ("loss", "hits") else 1
             site.known[f"calibration/{name}"] = tensor if known is None else share * known + tensor
 
-    def _summed(self, combined: Message | Iterable[tuple[int, Message]]) -> Tensors:
-        """Sums over all clients; where single ones are not trusted, the middle of their losses per sample."""
-        if isinstance(combined, Message):
-            return combined.tensors
-        told = [message.tensors for _, message in combined]
-        counts = torch.stack([one["distances"][0].sum() for one in told])
-        distances = torch.stack([one["distances"] for one in told]).sum(0)
-        seen, found = counts > 0, {"distances": distances}
-        for name in ("right", "loss", "hits"):
-            sums = torch.stack([one[name] for one in told]).double()
-            if seen.any():
-                rates = sums[seen].flatten(1) / counts[seen, None]
-                mean = middle(rates, counts[seen], self._train.aggregate, self._train.trim)
-                found[name] = (mean * counts.sum()).view(sums.shape[1:])
-            else:
-                found[name] = sums.sum(0)
-        return found
+
+def bounded(wrong: Tensor) -> Tensor:
+    """Wrong answers of clients by way (K, w), none more than the next most of that way."""
+    return wrong if len(wrong) < 2 else wrong.minimum(wrong.topk(2, dim=0).values[1])
 
 
 def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: int) -> Message:

@@ -1,5 +1,8 @@
 """Who has data of a task: asked once at its beginning."""
 
+import math
+from collections.abc import Iterable
+
 from fedprotip.messages import SAMPLES, BadMessage, Message
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
@@ -23,6 +26,12 @@ class Presence(Exchange):
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return {"number of samples": max(message.meta["samples"], FEW)}
+
+
+def most_samples(stated: Iterable[int], heaviest: float) -> float:
+    """Samples that a client counts for at most: `train.heaviest` times the most of any but the largest."""
+    others = sorted(stated)[:-1]
+    return heaviest * max([FEW, *others[-1:]]) if others else math.inf
 
 
 def check_samples(message: Message, at_least: int = 1) -> None:

@@ -56,12 +56,16 @@ class ClosedStart(Exchange):
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return statistics.sizes(message)
 
+    def weight(self, message: Message, site: Site) -> float:
+        return statistics.weight(message, site.most)
+
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return statistics.withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """Heads as the linear discriminant of their statistics."""
-        sums = statistics.summed(combined, self._settings.train, FeatureMap(site.network.features).omega)
+        omega = FeatureMap(site.network.features).omega
+        sums = statistics.summed(combined, self._settings.train, omega, site.most)
         if not sums.seen.any():
             return None
         parts = (part.split(self._sizes(site)) for part in scaled(*Gaussians.of(sums, least=LEAST).head(), sums))

@@ -78,13 +78,17 @@ class Statistics(Exchange):
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return sizes(message)
 
+    def weight(self, message: Message, site: Site) -> float:
+        return weight(message, site.most)
+
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return withheld(message, task, client)
 
     def digest(self, combined: Any, site: Site) -> Message | None:
         """The sums of all clients, rounded as they are told."""
-        sums = summed(combined, self._settings.train, feature_map(site.network, self.options).omega)
-        told = Message(KIND, {"counts": sums.counts.long(), "moment": pack(sums.moment).float()})
+        omega = feature_map(site.network, self.options).omega
+        sums = summed(combined, self._settings.train, omega, site.most)
+        told = Message(KIND, {"counts": sums.counts.ceil().long(), "moment": pack(sums.moment).float()})
         told.tensors.update({"sums": sums.sums.float(), "sketches": sums.sketches.float()})
         if self._tells:
             return told
@@ -235,7 +239,12 @@ def sizes(message: Message) -> dict[str, float]:
     return {"length of features": length, "inverse length of features": 1 / length}
 
 
-def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings, omega: Tensor) -> Sums:
+def weight(message: Message, most: float) -> float:
+    """Of a client's sums: 1, or less where they are of more samples than a client counts for."""
+    return min(most / max(int(message.tensors["counts"].sum()), 1), 1.0)
+
+
+def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings, omega: Tensor, most: float) -> Sums:
     """The sums of all clients, sketched by Ω: from one message that holds them, or from each client's own."""
     if isinstance(combined, Message):
         return _sums(combined)
@@ -243,7 +252,7 @@ def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettin
         return robust_sums([_sums(message) for _, message in combined], train.aggregate, train.trim, omega)
     total: Sums | None = None
     for _, message in combined:
-        one = _sums(message)
+        one = _sums(message).times(weight(message, most))
         total = one if total is None else total + one
     assert total is not None
     return total

@@ -85,11 +85,11 @@ class Training(Exchange):
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         """Local steps."""
-        return steps_of_round(site.settings.train, int(message.meta["samples"]))
+        return steps_of_round(site.settings.train, int(min(message.meta["samples"], site.most)))
 
     def weight(self, message: Message, site: Site) -> float:
         """p_k of Eq. 6, up to normalisation."""
-        return float(message.meta["samples"]) if site.settings.train.average == "weighted" else 1.0
+        return min(float(message.meta["samples"]), site.most) if site.settings.train.average == "weighted" else 1.0
 
     def digest(self, combined: Message, site: Site) -> Message:
         return combined

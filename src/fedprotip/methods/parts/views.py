@@ -17,7 +17,7 @@ LIGHT = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Look:
+class Views:
     """What is done to images, and how often."""
 
     crop: float = 0.2  # the smallest share of the area that a crop has
@@ -27,7 +27,7 @@ class Look:
     grey: float = 0.2  # chance of losing all colour
 
 
-def second_look(images: Tensor, how: Look, chance: torch.Generator) -> Tensor:
+def second_look(images: Tensor, how: Views, chance: torch.Generator) -> Tensor:
     """Other views of images (n, c, h, w) with values from 0 to 1. Other than three channels have no colours."""
     numbers = torch.rand(len(images), 11, generator=chance).to(images).unbind(1)
     images = cropped(images, how.crop, torch.stack(numbers[:4], 1), numbers[4] < how.flip)
