@@ -314,3 +314,11 @@ def test_the_smaller_size_is_possible_and_smaller(name):
     full = fedprotip.load_settings({"method": {"name": name}}).method
     chosen = fedprotip.load_settings({"method": {"name": name, **reduced}}).method
     assert {key for key in reduced if getattr(chosen, key) != getattr(full, key)} == reduced.keys()
+
+
+def test_with_domains_a_student_goes_on_and_there_are_no_more_of_them(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    domains = {"scenario": "domain", "domains": "permute", "task_size": 0, "tasks": 2}
+    fedprotip.run(settings("train.rounds=1", "method.batch=16", stream=domains), out=tmp_path / "r")
+    assert sorted(tensors(tmp_path / "r", "students")["labels"].tolist()) == list(range(10))
+    assert results(tmp_path / "r")["summary"]["bytes"]["down"]["knowledge"] > 0  # with the students to go on from

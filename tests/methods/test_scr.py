@@ -209,3 +209,10 @@ def test_one_client_is_the_centralised_form(tmp_path, monkeypatch):
     found = tensors(tmp_path / "r", "model")
     for name in network.moving:
         assert torch.allclose(found[name], network.get_parameter(name), atol=1e-5), name
+
+
+def test_with_domains_a_class_has_one_prototype(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    domains = {"scenario": "domain", "domains": "permute", "task_size": 0, "tasks": 2}
+    fedprotip.run(settings("train.rounds=1", "method.buffer=300", stream=domains), out=tmp_path / "r")
+    assert tensors(tmp_path / "r", "prototypes")["labels"].tolist() == list(range(10))

@@ -245,7 +245,10 @@ def weight(message: Message, most: float) -> float:
 
 
 def summed(combined: Message | Iterable[tuple[int, Message]], train: TrainSettings, omega: Tensor, most: float) -> Sums:
-    """The sums of all clients, sketched by Ω: from one message that holds them, or from each client's own."""
+    """The sums of all clients, sketched by Ω: from one message that holds them, or from each client's own.
+
+    most: samples that a client counts for, where they are its own.
+    """
     if isinstance(combined, Message):
         return _sums(combined)
     if is_robust(train.aggregate):
