@@ -87,7 +87,7 @@ class Row:
         """What this version of the package lacks for the row: unregistered names, else the first invalid setting."""
         wanted = self.at(scale)
         named = {key: wanted[key.partition(".")[0]]["name"] for key in KINDS}
-        absent = [f"{KINDS[key]} {name!r}" for key, name in named.items() if name not in settings_file.KNOWN[key]]
+        absent = [f"{KINDS[key]} {name!r}" for key, name in named.items() if name not in settings_file.declared(key)]
         if absent:
             return absent
         try:
