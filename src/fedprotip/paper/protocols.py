@@ -340,6 +340,23 @@ def _defaults() -> list[Row]:
     ]
 
 
+@cache
+def _demo() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("fedprotip") / "configs" / "demo.toml").read_text(encoding="utf-8"))
+
+
+def _rivals() -> list[Row]:
+    """Every method on the demo's digits, rivals at the size for one processor. Not in the paper.
+
+    GPM is centralised: one client has the data of all.
+    """
+    rows = []
+    for name in ("fedavg", *METHODS[1:-1], "pec", "scr", "lode", *BESIDE, "gpm", "fedprotip"):
+        settings = layered(_demo(), {"method": {"name": name}}, {"clients": {"count": 1}} if name == "gpm" else {})
+        rows.append(Row(f"digits-{name}", settings, scales=("cpu",), ours=True))
+    return rows
+
+
 CIFAR = _piece("cifar100", {"data": {"name": "cifar100"}, "stream": {"tasks": 10}}, dataset="cifar100")
 DOMAINNET = _domainnet(1)
 TENS = (CIFAR, _imagenet_r(10), DOMAINNET)
@@ -425,6 +442,7 @@ def _listed() -> dict[str, tuple[str, list[Row]]]:
         ),
         "single": ("One sample at a time (not in the paper)", _single()),
         "defaults": ("Nothing but defaults, streams of every kind (not in the paper)", _defaults()),
+        "rivals": ("Every method on the digits of the demo (not in the paper)", _rivals()),
         "fig6": ("Time and memory", cost),
         "fig7": ("Memory by phase", cost),
     }
