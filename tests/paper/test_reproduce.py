@@ -11,7 +11,8 @@ import pytest
 import fedprotip
 from fedprotip.paper import reproduce
 from fedprotip.paper.finished import FinishedCell
-from fedprotip.paper.protocols import PROTOCOLS, Protocol, Row
+from fedprotip.paper.protocols import PROTOCOLS, Protocol
+from fedprotip.paper.rows import Row
 
 TINY = {
     "data": {"name": "digits"},

@@ -27,7 +27,8 @@ from fedprotip.paper.anchors import ROUTING_AT_END, Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.costs import costs
 from fedprotip.paper.finished import CellSummary, FinishedCell
-from fedprotip.paper.protocols import CODE, PROTOCOLS, SCALES, WHY_CODE, Protocol, Row, protocol
+from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
+from fedprotip.paper.rows import SCALES, Row
 from fedprotip.paper.verdicts import judge
 from fedprotip.report.style import png
 from fedprotip.report.tables import QUIET, Stat
