@@ -212,8 +212,10 @@ def test_a_file_made_with_other_settings_is_refused(tiny):
 
 def test_the_same_run_in_another_table_is_not_run_again(tiny, monkeypatch):
     carry_out(tiny, only=["plain"])
-    monkeypatch.setitem(PROTOCOLS, "twin", Protocol("twin", "Again", (tiny_row("same", "fedavg"),)))
-    plan = reproduce.make_plan("twin", "cpu", 1, **tiny)
+    rows = (tiny_row("same", "fedavg"), tiny_row("other", "fedprox"))
+    monkeypatch.setitem(PROTOCOLS, "twin", Protocol("twin", "Again", rows))
+    assert set(reproduce.rebuild("twin", "cpu", tiny["results"]).runs) == {"same"}  # shown without a file of its own
+    plan = reproduce.make_plan("twin", "cpu", 1, ["same"], **tiny)
     reproduce.carry_out(plan, lambda cell: pytest.fail("it ran"))
     cell = json.loads((tiny["results"] / "twin" / "cpu" / "same-s0.json").read_text())
     assert (cell["table"], cell["row"], cell["seed"]) == ("twin", "same", 0)

@@ -19,8 +19,9 @@ from fedprotip.store.results import MODES
 HEADINGS = ("row", "metric", "mode", "part", "ours", "std", "seeds", "paper", "paper std", "verdict", "why", "protocol")
 
 GLANCE = (
-    "Accuracy % (forgetting) [published]; a client's MiB per task, by kind; samples that all clients keep of the past; "
-    "seconds of learning, without evaluation. Ratios are to FedAvg with the same seed under the same conditions."
+    "Accuracy % (forgetting) [published]; samples that all clients keep of the past; a client's MiB per task, by kind, "
+    "from 0.005 on; seconds of learning, without evaluation. Ratios are to FedAvg with the same seed under the same "
+    "conditions."
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedprotip.paper.finished import FinishedCell
@@ -22,6 +23,8 @@ from fedprotip.store.results import standing_for
 LEARNING = ("train", "task_end")
 """Phases that count: evaluation is not part of a method."""
 MIB = 2**20
+LEAST = 0.005
+"""MiB below which a kind of message is not worth a word."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def columns(cost: Cost | None) -> list[str]:
     if cost is None:
         return ["–"] * len(HEADINGS)
     kept = ", ".join(f"{stat.mean or 0:,.0f} {kind}" for kind, stat in cost.samples.items())
-    times, memory = (f"{number(stat.mean, 2)}" for stat in (cost.times, cost.memory))
+    times, memory = (number(stat.mean, 2) for stat in (cost.times, cost.memory))
     way = "–" if cost.way is None else f"{number(cost.way, 0)} %"
     return [way, kept or "none", _mib(cost.sent), _mib(cost.received), number(cost.seconds.mean, 0), times, memory]
 
@@ -130,10 +133,7 @@ HEADINGS = ["way to joint", "samples kept", "sent, MiB", "received, MiB", "secon
 
 
 def _mib(traffic: Mapping[str, float]) -> str:
-    """The kinds that are worth a word; what is below 1 KiB together in one."""
-    large = {kind: size for kind, size in traffic.items() if size >= 1 / 1024}
-    text = ", ".join(f"{kind} {size:.3g}" for kind, size in large.items())
-    return text or "0"
+    return ", ".join(f"{kind} {size:.3g}" for kind, size in traffic.items() if size >= LEAST) or "0"
 
 
 @style.styled
@@ -144,17 +144,18 @@ def time_and_memory(found: Mapping[str, Cost]) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (title, stats) in zip(panels, _panels(shown), strict=True):
         widths = style.as_floats([stat.mean for stat in stats])
-        spread = style.as_floats([stat.std or 0.0 for stat in stats])
+        spread = style.as_floats([stat.std for stat in stats])
         colours = [style.METHOD_COLOURS.get(cost.method, style.PHASE_COLOURS["task_end"]) for cost in shown.values()]
         axes.barh(range(len(shown)), widths, 0.7, xerr=spread, capsize=2, color=colours)
         for place, width in enumerate(widths):
             if width == width:
-                axes.text(width + (spread[place] or 0.0), place, f" {width:.2f}", va="center", fontsize=7.5)
+                axes.text(width + np.nan_to_num(spread[place]), place, f" {width:.2f}", va="center", fontsize=7.5)
         axes.axvline(1.0, color=style.INK, linewidth=0.8, linestyle=":")
         axes.set_xlabel(title)
         axes.margins(x=0.14)
         axes.grid(axis="x")
-        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(labelsize=8)
     panels[0].set_yticks(range(len(shown)), list(shown))
     panels[0].invert_yaxis()
     return figure
