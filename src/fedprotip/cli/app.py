@@ -32,6 +32,7 @@ from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.methods import described
 from fedprotip.paper import reproduce as reproduction
+from fedprotip.paper.comparison import at_a_glance
 from fedprotip.report import comparison_rows, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.results import Summary
@@ -200,7 +201,8 @@ def reproduce(
     if as_json:
         display.print_json([asdict(line) for line in outcome.lines])
     else:
-        display.print_reproduction(out, [asdict(line) for line in outcome.lines], paths)
+        glance = at_a_glance(outcome)
+        display.print_reproduction(out, glance, [asdict(line) for line in outcome.lines], paths)
 
 
 @app.command()
