@@ -18,15 +18,18 @@ from fedprotip.inference.calibration import (
     hits,
     losses,
 )
+from fedprotip.inference.experts import feature_map
+from fedprotip.inference.statistics import COUNTS, Sums, recall
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
-from fedprotip.methods.parts.statistics import feature_options, without_held_back
+from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, numbers
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
-from fedprotip.stream.plan import Answering
+from fedprotip.store.files import Tensors
+from fedprotip.stream.plan import Answering, Options
 
 CALIBRATION = Kept(
     "calibration",
@@ -117,6 +120,22 @@ def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: i
                 row += hits(inference.candidates.probabilities(joint, temperature).amax(1), good)
         distances += count_bins(heard.strange)
     return Message(Calibrating.name, {"right": right, "loss": loss, "hits": found, "distances": distances})
+
+
+def without_held_back(local: Local, options: Options) -> Tensors:
+    """What a client knows, as if nobody had been told of the samples that it holds back of the task under way.
+
+    Answers about these are then what they would be about any others. Sums of low rank, and those that trust no single
+    client, have none of them in the first place.
+    """
+    known = dict(local.known)
+    if combination(local.settings) != "sum" or COUNTS not in known:
+        return known
+    change, whole = feature_map(local.network, options), recall(local.known)
+    told = numbers(local, held_back=True) >= local.settings.statistics.minimum
+    own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
+    enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
+    return known | as_knowledge(whole.without(own))
 
 
 def check_calibration(message: Message, ways: int) -> None:
