@@ -17,7 +17,7 @@ from fedprotip.federation.engines.local import LocalEngine
 from fedprotip.messages import Message
 from fedprotip.methods import base
 from fedprotip.settings import KNOWN
-from tests.small import quick, results, small
+from tests.small import REDUCED, quick, results, small
 
 REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
 OWN = {"replay": "tests.conformance.methods.replay", "dream": "tests.conformance.methods.dream"}
@@ -25,21 +25,6 @@ SHORT = ("fedavg", "fedprotip", "lda", "fedlwf", *OWN)
 """In `make test`; every other one is in `make test-all`."""
 METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow, id=name) for name in (*REGISTERED, *OWN)]
 SEVERAL = [given for given in METHODS if given.id != "gpm"]
-MAKING = {"synthesis_rounds": 3, "synthesis_batch": 8, "generator_steps": 2, "warmup": 1, "student_steps": 2}
-MADE = {**MAKING, "width": 4, "noise": 8, "pool": 20, "batch": 16}
-PROXY = {"memory": 24, "disturb_steps": 2, "steps": 3, "iterates": 2}
-REDUCED = {
-    "fot": {"width": 32},
-    "stsa": {"features": 48},
-    "glfc": PROXY,
-    "lga": {**PROXY, "ignored": 1},
-    "target": {**MADE, "reuse": True},
-    "lode": MADE,
-    "lander": MADE,
-    "pec": {"width": 4, "outputs": 8, "teacher": 3, "batch": 4, "lr": 0.01},
-    "scr": {"buffer": 40, "retrieve": 16, "projection": 8},
-}
-"""Methods whose defaults are large: every part of them at smaller size."""
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
 

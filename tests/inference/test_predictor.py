@@ -15,7 +15,7 @@ from fedprotip.settings import KNOWN, load
 from fedprotip.stream import build_stream
 from fedprotip.stream import stream as streams
 from tests.damage import vouched
-from tests.small import forged, quick, small
+from tests.small import REDUCED, forged, quick, small
 
 SETTINGS = {
     "stream": {"tasks": 3, "task_size": 2},
@@ -69,7 +69,7 @@ def share(answers, labels):
 def possible(method, **sections):
     """Small settings that a method accepts: with several clients, or else with one."""
     for count in (3, 1):
-        settings = small(method={"name": method}, clients={"count": count}, **sections)
+        settings = small(method={"name": method, **REDUCED.get(method, {})}, clients={"count": count}, **sections)
         try:
             base.create_method(settings)
         except fedprotip.UsageError:
