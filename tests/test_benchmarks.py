@@ -143,8 +143,10 @@ def test_medians_of_sides_that_take_turns(bench, monkeypatch, tmp_path):
 def other(tmp_path):
     """A checkout whose package can do next to nothing."""
     package = tmp_path / "other" / "src" / "fedprotip"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("class RunError(Exception): ...\n\n\ndef run(settings, overrides, out): ...\n")
+    (package / "paper").mkdir(parents=True)
+    (package / "__init__.py").write_text("class RunError(Exception): ...\n\n\ndef run(*arguments): ...\n")
+    protocols = "class protocol:\n    row = at = lambda *names: protocol\n    __init__ = row\n"
+    (package / "paper" / "protocols.py").write_text(protocols + "layered = protocol\n")
     return tmp_path / "other"
 
 
@@ -161,7 +163,7 @@ def test_the_present_code_beside_another_checkout(bench, other, tmp_path, monkey
     assert list(case.seconds) == ["fedprotip", "fedprotip before", "fedavg", "fedavg before"]
     assert case.agreement[1] == 0.0
     assert [(figure.value, figure.bar) for figure in found.figures if "peak" in figure.name] == [(1.0, 1.03)] * 2
-    assert len(found.figures) == 4
+    assert len(found.figures) == 6
 
 
 def test_a_folder_without_the_package_is_refused(bench, tmp_path):
@@ -171,7 +173,7 @@ def test_a_folder_without_the_package_is_refused(bench, tmp_path):
 
 def test_a_function_in_a_process_of_its_own(other, tmp_path):
     """With the package of another checkout, which is there without torch."""
-    used, peak = apart.run_apart(runs.first_task, {}, [], str(tmp_path), source=other / "src")
+    used, peak = apart.run_apart(runs.first_task, ["table", "row"], {}, [], str(tmp_path), source=other / "src")
     assert used == str(other / "src" / "fedprotip" / "__init__.py")
     assert peak or not CLEAR.exists()
     with pytest.raises(RunError, match=r"^The process of benchmarks.runs records failed: FileNotFoundError"):
@@ -209,7 +211,7 @@ def test_tables_and_json(call, tmp_path):
     assert (found["machine"], found["quick"]) == (SMALL_MACHINE, True)
     assert [one["name"] for one in found["results"]] == ["average", "project"]
     (case,), (figure,) = found["results"][0]["cases"], found["results"][0]["figures"]
-    assert set(case) == {"name", "agreement", "agrees", "seconds", "peaks"}
+    assert set(case) == {"name", "agreement", "agrees", "seconds", "peaks", "cpu"}
     assert case["peaks"].get("textbook", 0) > 0 or not CLEAR.exists()
     assert set(figure) == {"case", "name", "value", "better", "bar", "goal", "verdict"}
 
