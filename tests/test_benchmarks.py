@@ -18,6 +18,7 @@ from fedprotip import RunError, UsageError
 from fedprotip.federation.aggregate import Average
 from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
+from fedprotip.settings import load
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
 
@@ -117,8 +118,20 @@ def test_a_wrong_result_of_ours_is_noticed(bench, name, monkeypatch):
 
 
 def test_a_task_is_compared_with_fedavg_as_it_is(bench):
-    (figure,) = [figure for figure in bench("task").figures if "same products and cache" in figure.name]
-    assert (figure.better, figure.bar, figure.goal) == ("≤", 1.3, 1.1)
+    found = bench("task")
+    compared = [figure for figure in found.figures if "same products and cache" in figure.name]
+    assert [figure.name.partition(", ")[2] for figure in compared] == ["", "by CPU seconds"]
+    assert {(figure.better, figure.bar, figure.goal) for figure in compared} == {("≤", 1.3, 1.1)}
+    (case,) = found.cases
+    assert compared[1].value == case.cpu["ours"] / case.cpu["fedavg"] > 0
+
+
+def test_default_settings_have_rows_of_their_own(tmp_path):
+    size = TINY["task"]["size"]._replace(overrides=(), protocol=second_task.DEFAULTS)
+    assert second_task.cpu_scale("fedprotip", tmp_path, size)["stream"] == {"tasks": 10}
+    assert load(second_task.cpu_scale("fedprotip", tmp_path, size)).method.budget == "tasks"
+    with pytest.raises(UsageError, match="measure the defaults with: task"):
+        second_task.round(Bench("round", tmp_path, 1, SMALL_MACHINE), size)
 
 
 def test_medians_of_sides_that_take_turns(bench, monkeypatch, tmp_path):
@@ -145,8 +158,8 @@ def other(tmp_path):
     package = tmp_path / "other" / "src" / "fedprotip"
     (package / "paper").mkdir(parents=True)
     (package / "__init__.py").write_text("class RunError(Exception): ...\n\n\ndef run(*arguments): ...\n")
-    protocols = "class protocol:\n    row = at = lambda *names: protocol\n    __init__ = row\n"
-    (package / "paper" / "protocols.py").write_text(protocols + "layered = protocol\n")
+    protocols = "class protocol:\n    __init__ = lambda *names: None\n    row = at = lambda self, name: self\n"
+    (package / "paper" / "protocols.py").write_text(protocols + "\n\nlayered = protocol\n")
     return tmp_path / "other"
 
 
