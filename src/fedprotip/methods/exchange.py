@@ -50,6 +50,8 @@ class Exchange:
     """Whether a client needs the current model and knowledge to answer."""
     needs_weights: bool = True
     """Whether it needs the weights of the model for that; without, it gets knowledge and digests only."""
+    counts: bool = False
+    """Whether replies say how many samples (`samples`) a client has of the task: those with any are present in it."""
     replaces: bool = False
     """Whether what clients are told makes void what this exchange told before in the task: they get the newest."""
 

@@ -68,8 +68,7 @@ class Joint(Method):
         return (Everything(),)
 
     def trainable(self, site: Site) -> set[str]:
-        heads = {name for name, _ in site.network.named_parameters() if name.startswith("heads.")}
-        return super().trainable(site) | heads
+        return super().trainable(site) | site.heads()
 
     def count(self, local: Local) -> int:
         return sum(map(len, _held(local)))

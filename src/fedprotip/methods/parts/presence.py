@@ -13,7 +13,8 @@ FEW = 100
 
 
 class Presence(Exchange):
-    name, when, who, needed, needs_model = "presence", "begin", "everyone", False, False
+    name, when, who = "presence", "begin", "everyone"
+    needed, needs_model, counts = False, False, True
     slack = 1e5  # small sites beside a very large one are honest; 10¹² samples are not
 
     def answer(self, local: Local) -> Message:

@@ -105,8 +105,7 @@ class Transitions(Method):
 
     def trainable(self, site: Site) -> set[str]:
         """Old heads move too: their classes are among the exemplars."""
-        heads = {name for name, _ in site.network.named_parameters() if name.startswith("heads.")}
-        return super().trainable(site) | heads
+        return super().trainable(site) | site.heads()
 
     def begin_round(self, local: Local) -> None:
         last = local.own.get(proxy.TRANSITION)
