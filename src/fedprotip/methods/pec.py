@@ -5,6 +5,7 @@ small student, which learns to say what the teacher says, on images of that clas
 student is least wrong about it. A new class adds a student and touches no other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -170,8 +171,13 @@ class Students(Exchange):
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         """Steps of a student that had all samples."""
-        options = options_of(site)
-        return options.epochs * -(-int(message.meta["samples"]) // options.batch)
+        options, samples = options_of(site), min(message.meta["samples"], site.most)
+        return options.epochs * math.ceil(samples / options.batch)
+
+    def weight(self, message: Message, site: Site) -> float:
+        """1, or less where a client states more samples than it counts for."""
+        counted = site.settings.train.average == "weighted"
+        return min(site.most / message.meta["samples"], 1.0) if counted else 1.0
 
     def digest(self, combined: Message, site: Site) -> Message | None:
         weights = combined.tensors["weights"]

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedprotip.inference import calibration
 from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, Calibration, best_way
 from fedprotip.messages import Message
 from fedprotip.methods.parts.calibration import Calibrating, bounded
@@ -31,7 +32,10 @@ def told(samples, right, best=SURE):
     distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
     distances[:, 900] = samples
     loss = samples * (0.05 + 0.1 * (torch.arange(len(TEMPERATURES)) - best).abs().double()).expand(len(WAYS), -1)
-    return Message("calibration", {"right": torch.tensor(right), "loss": loss.clone(), "distances": distances})
+    hits = torch.zeros(len(WAYS), len(TEMPERATURES), 2, calibration.SURE, dtype=torch.int64)
+    hits[:, :, 0, -1], hits[:, :, 1, -1] = samples, torch.tensor(right)[:, None]
+    found = {"right": torch.tensor(right), "loss": loss.clone(), "hits": hits, "distances": distances}
+    return Message("calibration", found)
 
 
 def known(ends, *replies, aggregate="mean"):

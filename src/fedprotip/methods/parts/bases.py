@@ -163,7 +163,7 @@ class Bases(Exchange):
         return ranks | {f"energy of {name}": height for name, height in sigmas.items() if height}
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
-        return max(sender.samples or 1, 1)
+        return min(max(sender.samples or 1, 1), site.most)
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message:
         """Eq. 10 for every layer, one client after another."""
