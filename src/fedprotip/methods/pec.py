@@ -44,6 +44,7 @@ from fedprotip.stream.plan import Answering
 
 STUDENTS, CURRENT, TARGETS = "students", "current", "targets"
 """All students, at the server; those of the task under way, everywhere; what the teacher says, at a client."""
+UPDATE = "update of a student"
 
 
 class PECOptions(MethodSettings):
@@ -157,17 +158,23 @@ class Students(Exchange):
             raise BadMessage(f"its weights add up to {int(weights.sum())}, but it has {samples} samples")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """How far the student that moved most is from what was sent; short moves are not told apart."""
-        weights = message.tensors["weights"]
-        held = (weights > 0).nonzero()[:, 0]
-        labels = torch.tensor(site.classes[site.task])[held]
-        start = filled(new_student(site), recalled(site.known, CURRENT), labels)
-        moves, stood = torch.zeros(len(held), dtype=torch.float64), torch.zeros(len(held), dtype=torch.float64)
+        """How far the student that moved most is from what was sent."""
+        held, start = self._sent(message, site)
+        weights, moves = message.tensors["weights"][held].double(), torch.zeros(len(held), dtype=torch.float64)
         for name, tensor in start.items():
-            moved = _times(message.tensors[name][held].double(), 1 / weights[held].double()) - tensor
+            moved = _times(message.tensors[name][held].double(), 1 / weights) - tensor
             moves += moved.square().flatten(1).sum(1)
-            stood += tensor.double().square().flatten(1).sum(1)
-        return {"update of a student": torch.maximum(moves.sqrt(), SHORT * stood.sqrt()).max().item()}
+        return {UPDATE: moves.max().sqrt().item()}
+
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        parts = [tensor.double().square().flatten(1).sum(1) for tensor in self._sent(message, site)[1].values()]
+        return {UPDATE: SHORT * torch.stack(parts).sum(0).max().sqrt().item()}
+
+    def _sent(self, message: Message, site: Site) -> tuple[Tensor, Tensors]:
+        """Which classes of the task a reply has students of, and those students as they were sent."""
+        held = (message.tensors["weights"] > 0).nonzero()[:, 0]
+        labels = torch.tensor(site.classes[site.task])[held]
+        return held, filled(new_student(site), recalled(site.known, CURRENT), labels)
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         """Steps of a student that had all samples."""
