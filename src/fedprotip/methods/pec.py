@@ -250,11 +250,16 @@ class StudentsExpert:
 @expert(STUDENTS)
 def _students(given: Context) -> Expert:
     students = recalled(given.knowledge, STUDENTS)
-    if any(not tensor.isfinite().all() for tensor in students.values()):
-        raise ValueError("a student has weights that are not finite")
-    match = given.candidates.labels[:, None] == students.pop("labels")
+    labels = students.pop("labels")
+    _, width, channels, *_ = students["kernel"].shape
+    outputs = students["bias"].shape[1]
+    for name, shape in Size(channels, width, outputs).shapes(len(labels)).items():
+        if students[name].shape != shape or students[name].dtype != torch.float32:
+            raise ValueError(f"{STUDENTS}/{name} is no stack of {len(labels)} students")
+    if labels.dim() != 1 or any(not tensor.isfinite().all() for tensor in students.values()):
+        raise ValueError("labels of students are no row, or one has weights that are not finite")
+    match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
-    channels, outputs = students["kernel"].shape[2], students["bias"].shape[1]
     teacher = new_teacher(channels, int(given.options["width"]), outputs, int(given.options["seed"]))
     return StudentsExpert(students, teacher, rows, match.any(1))
 

@@ -125,7 +125,7 @@ class NearestPrototype:
 @expert(PROTOTYPES)
 def _prototypes(given: Context) -> Expert:
     labels, means = (given.knowledge[f"{PROTOTYPES}/{part}"] for part in ("labels", "means"))
-    if means.shape != (len(labels), given.network.features) or not means.isfinite().all():
+    if means.shape != (*labels.shape, given.network.features) or labels.dim() != 1 or not means.isfinite().all():
         raise ValueError(f"prototypes of shape {tuple(means.shape)} for {len(labels)} classes, or not finite")
     match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
