@@ -19,8 +19,8 @@ from benchmarks.project import operations
 from fedprotip import UsageError
 from fedprotip.models.capture import find_layers
 from fedprotip.paper.anchors import find
-from fedprotip.paper.protocols import layered, protocol
-from fedprotip.settings import Settings, load
+from fedprotip.paper.protocols import protocol
+from fedprotip.settings import Settings, layered, load
 
 CLASSES = 10
 """Classes of a task, as in CIFAR-100 in ten tasks."""

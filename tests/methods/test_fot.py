@@ -91,6 +91,20 @@ def test_the_second_task_adds_what_is_missing_outside_the_first(tmp_path):
         assert server.known[f"subspaces/ranks/{name}"].tolist()[1] > 0
 
 
+def test_what_is_new_is_a_ratio_of_norms_averaged_by_samples(tmp_path):
+    """ρ = Σ n_k·‖R_k‖/‖A_k‖ over Σ n_k, not of squares."""
+    ends = Ends(settings(width=8), tmp_path)
+    phi = {f"subspaces/layers/{name}": torch.eye(len(a))[:, ::2] for name, a in inputs(ends).items()}
+    ranks = {name: phi[f"subspaces/layers/{name}"].shape[1] for name in LAYERS}
+    known = phi | {f"subspaces/ranks/{name}": torch.tensor([rank]) for name, rank in ranks.items()}
+    _, _, messages = answers(ends, known, task=1)
+    for client, message in enumerate(messages):
+        samples = len(ends.local(client, ends.site(known, task=1)).samples)
+        for row, (name, a) in enumerate(inputs(ends, [client], task=1).items()):
+            ratio = project(a.T, phi[f"subspaces/layers/{name}"]).norm() / a.norm()
+            assert message.tensors[RATIOS][row].tolist() == pytest.approx([samples * ratio.item(), samples], rel=1e-4)
+
+
 def test_a_task_that_is_known_already_adds_nothing(tmp_path):
     """The same inputs once more: ρ < 1 − ε."""
     ends = Ends(settings(ratio="energies"), tmp_path)

@@ -181,6 +181,19 @@ def test_one_client_is_the_centralised_form(tmp_path):
             assert torch.allclose(wanted[name], tensor, atol=5e-3), name
 
 
+def test_the_rate_falls_to_nothing_over_all_rounds_of_a_task(ends, monkeypatch):
+    from fedprotip.methods import pec
+
+    seen, original = [], pec.fit
+    monkeypatch.setattr(pec, "fit", lambda *given: seen.append(given[-1]) or original(*given))
+    site = begin(ends)
+    for round_ in range(2):
+        answer(ends, 0, site, round_)
+    for first, second in zip(*seen, strict=True):
+        falling = torch.cat([first, second])
+        assert torch.allclose(falling, 0.01 * (1 - torch.arange(len(falling)) / len(falling)).double(), atol=1e-9)
+
+
 def told(site, weights, fill):
     """A reply whose students of class c are full of fill[c]."""
     tensors = {"weights": torch.tensor(weights)}

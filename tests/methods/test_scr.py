@@ -61,6 +61,26 @@ def test_a_batch_has_new_samples_and_kept_ones_and_a_review_only_those(ends):
     assert torch.equal(found.sort().values, local.own.get("reservoir")["labels"].sort().values)
 
 
+def test_kept_samples_vary_as_new_ones_do(tmp_path):
+    ends = Ends(settings("train.augment=standard"), tmp_path)
+    local = begun(ends, 0, ends.site())
+    own = [(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64))]
+    ((images, _),) = ends.method.batches(local, iter(own))
+    kept, look = local.own.get("reservoir")["images"], local.site.look
+    chance = local.chance("retrieval")
+    plain = kept[torch.randperm(len(kept), generator=chance)[:12]]
+    pixels = (look.pixels.scaled(plain) * 255).round().to(torch.uint8)
+    torch.testing.assert_close(images, look.batch(pixels, chance))
+    assert not torch.allclose(images, plain)
+
+
+def test_who_was_drawn_in_no_round_keeps_samples_of_the_task_too(ends):
+    site = ends.site()
+    with torch.no_grad():
+        counts = Prototypes().answer(ends.local(0, site)).tensors["counts"]
+    assert counts.sum() == len(ends.local(0, site).own.get("reservoir")["labels"]) == 30
+
+
 def test_a_review_has_a_tenth_of_the_gradient_and_the_full_rate(ends):
     site, losses = ends.site(), []
     images, labels = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
@@ -101,7 +121,8 @@ def prototypes(ends, site, clients):
 def keep(ends, client, labels, seed=0):
     """A client that keeps such samples."""
     images = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    kept = {"images": images, "labels": torch.tensor(labels), "seen": torch.tensor(9), "task": torch.tensor(0)}
+    known = torch.tensor(labels, dtype=torch.int64)
+    kept = {"images": images, "labels": known, "seen": torch.tensor(9), "task": torch.tensor(0)}
     ends.local(client).own.put("reservoir", kept)
     return images
 
@@ -111,11 +132,12 @@ def test_prototypes_are_means_over_all_samples_of_all_clients(ends):
     """One client with all of them gives the same: clients count by their samples, not by their number."""
     site = ends.site()
     one, other = keep(ends, 0, [0, 0, 0, 1], 1), keep(ends, 1, [0], 2)
-    labels, means = prototypes(ends, site, [0, 1, 2])  # the third keeps nothing
+    keep(ends, 2, [])  # the third keeps nothing
+    labels, means = prototypes(ends, site, [0, 1, 2])
     unit = F.normalize(ends.network.embed(torch.cat([one[:3], other])))
     assert labels.tolist() == [0, 1]
     assert torch.allclose(means[0], F.normalize(unit.mean(0), dim=0), atol=1e-6)
-    both = {"images": torch.cat([one, other]), "labels": torch.tensor([0, 0, 0, 1, 0])}
+    both = {"images": torch.cat([one, other]), "labels": torch.tensor([0, 0, 0, 1, 0]), "task": torch.tensor(0)}
     ends.local(2).own.put("reservoir", {**reservoir.empty((1, 8, 8)), **both})
     assert torch.allclose(prototypes(ends, site, [2])[1], means, atol=1e-6)
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedprotip.inference.backdrop import Backdrop
 from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.parts import Context, Expert, expert
-from fedprotip.inference.statistics import Backdrop, FeatureMap, Gaussians, Sums, recall, ridge
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, recall, ridge
 from fedprotip.models import Network
 from fedprotip.models.heads import Features
 from fedprotip.stream.plan import Options
@@ -54,7 +55,8 @@ class StatisticsExpert:
 
     def strange(self, features: Features, scores: Tensor) -> dict[str, Tensor]:
         """How unusual samples look, (n,) each: `Backdrop`."""
-        return self.backdrop(self.map.see(features).cpu().float(), scores)
+        seen = self.map.see(features).cpu().float()
+        return self.backdrop(seen, scores, self.gaussians.alike().log_densities(seen))
 
     def whiten(self, features: Features) -> Tensor:
         """Mapped features in standard deviations of a sample around its class."""

@@ -6,7 +6,7 @@ to the sums of all data, in any order, so nothing else is kept and nothing else 
 tasks stay where they were (which projection sees to), the sums stay valid.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -91,6 +91,12 @@ class Sums:
             self.moment + other.moment,
             self.sketches + other.sketches,
         )
+
+    def without(self, some: "Sums") -> "Sums":
+        """The sums of all other samples; a class that has no more than these is one that was never seen."""
+        left = self + some.times(-1)
+        seen = left.seen[:, None]
+        return Sums(left.counts.clamp_min(0), left.sums * seen, left.moment, left.sketches * seen[:, :, None])
 
     def times(self, weight: float) -> "Sums":
         return Sums(self.counts * weight, self.sums * weight, self.moment * weight, self.sketches * weight)
@@ -238,6 +244,10 @@ class Gaussians:
         distances = self.own.corrected(distances.clamp_min(0), whitened, self.centres)
         return torch.where(self.seen, -0.5 * distances, -torch.inf)
 
+    def alike(self) -> "Gaussians":
+        """The same without own directions of any class."""
+        return replace(self, own=Own.none(*self.centres.shape))
+
     def head(self) -> tuple[Tensor, Tensor]:
         """The same decision as weights (C, d) and biases (C,) of a linear layer: logits whose softmax is the posterior.
 
@@ -247,32 +257,6 @@ class Gaussians:
         centre = centres.mean(0)  # what all classes share changes no decision, and stays out of the weights
         bias = -0.5 * (centres - centre).square().sum(1) - (centres - centre) @ centre
         return (centres - centre) @ self.whitening.T, bias
-
-
-@dataclass(frozen=True)
-class Backdrop:
-    """How unlike everything learned a sample is, whatever its class: two figures, each about 1 for usual samples.
-
-    odd: squared distance from the mean of all samples where a network sees first (`first` features), per feature. Noise
-    and blank pictures are far out there, though deep layers may find them usual. new: how much farther away the nearest
-    class is than the bulk of all samples (relative Mahalanobis distance), as it is for classes that were not learned.
-    """
-
-    first: int
-    surface: Gaussians
-    everything: Gaussians
-
-    @classmethod
-    def of(cls, sums: Sums, first: int) -> "Backdrop":
-        total = Sums(sums.counts.sum()[None], sums.sums.sum(0, keepdim=True), sums.moment)
-        front = Sums(total.counts, total.sums[:, :first], total.moment[:first, :first])
-        return cls(first, Gaussians.of(front), Gaussians.of(total))
-
-    def __call__(self, features: Tensor, densities: Tensor) -> dict[str, Tensor]:
-        """Of features (n, d) whose log-densities by class are (n, C)."""
-        away = -2 * self.surface.log_densities(features[:, : self.first])[:, 0] / self.first
-        apart = (self.everything.log_densities(features)[:, 0] - densities.amax(1)) * 2 / features.shape[1]
-        return {"odd": away.nan_to_num(posinf=torch.inf), "new": 1 + apart.nan_to_num(posinf=torch.inf)}
 
 
 def ridge(sums: Sums, strength: float, centred: bool = True) -> tuple[Tensor, Tensor]:

@@ -18,15 +18,18 @@ from fedprotip.inference.calibration import (
     hits,
     losses,
 )
+from fedprotip.inference.experts import feature_map
+from fedprotip.inference.statistics import COUNTS, Sums, recall
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
+from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, numbers
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
 from fedprotip.store.files import Tensors
-from fedprotip.stream.plan import Answering
+from fedprotip.stream.plan import Answering, Options
 
 CALIBRATION = Kept(
     "calibration",
@@ -35,14 +38,15 @@ CALIBRATION = Kept(
         "right": Form("w", torch.float64),
         "loss": Form(f"w {len(TEMPERATURES)}", torch.float64),
         "hits": Form(f"w {len(TEMPERATURES)} 2 {SURE}", torch.float64),
-        "distances": Form(f"{len(MEASURES)} {BINS}", torch.int64),
+        "distances": Form(f"{len(MEASURES)} {BINS}", torch.float64),
+        "asked": Form("1", torch.float64),
     },
     artefact=True,
 )
 
 
 class Calibrating(Exchange):
-    """Clients score held-back samples with what they can answer by themselves."""
+    """Clients score held-back samples with what they can answer by themselves, had these never been summed."""
 
     name = "calibration"
 
@@ -50,7 +54,8 @@ class Calibrating(Exchange):
         self._answering, self._train = answering, train
 
     def answer(self, local: Local) -> Message:
-        inference = local.site.inference(self._answering, local.task)
+        known = without_held_back(local, feature_options(local.settings))
+        inference = local.site.inference(self._answering, local.task, known)
         return calibrate(local, inference, self._answering.tried, local.settings.evaluate.batch)
 
     def check(self, message: Message, site: Site) -> None:
@@ -85,10 +90,11 @@ class Calibrating(Exchange):
                 rates = tensor[seen].flatten(1) / samples[seen, None]
                 rate = middle(rates, samples[seen], self._train.aggregate, self._train.trim)
                 found[name] = (rate * samples.sum()).view(tensor.shape[1:])
-        found |= {"distances": distances.sum(0), "right": samples.sum() - wrong.sum(0)}
+        found |= {"distances": distances.sum(0).double(), "right": (samples.sum() - wrong.sum(0)).double()}
+        found["asked"] = samples.sum().double()[None]
         for name, tensor in found.items():
             known = site.known.get(f"calibration/{name}")
-            share = FADING if name in ("loss", "hits") else 1
+            share = 1 if name in ("right", "asked") else FADING
             site.known[f"calibration/{name}"] = tensor if known is None else share * known + tensor
 
 
@@ -129,6 +135,22 @@ def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: i
                 row += hits(inference.candidates.probabilities(joint, temperature).amax(1), good)
         distances += count_bins(heard.strange)
     return Message(Calibrating.name, {"right": right, "loss": loss, "hits": found, "distances": distances})
+
+
+def without_held_back(local: Local, options: Options) -> Tensors:
+    """What a client knows, as if nobody had been told of the samples that it holds back of the task under way.
+
+    Answers about these are then what they would be about any others. Sums of low rank, and those that trust no single
+    client, have none of them in the first place.
+    """
+    known = dict(local.known)
+    if combination(local.settings) != "sum" or COUNTS not in known:
+        return known
+    change, whole = feature_map(local.network, options), recall(local.known)
+    told = numbers(local, held_back=True) >= local.settings.statistics.minimum
+    own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
+    enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
+    return known | as_knowledge(whole.without(own))
 
 
 def check_calibration(message: Message, ways: int) -> None:

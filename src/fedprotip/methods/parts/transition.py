@@ -116,7 +116,8 @@ class Transitions(Method):
         else:
             signal = entropy - (float(last["entropy"]) if last else 0.0) > self.options.threshold
             if signal and last:
-                remember(replace(local, task=int(last["task"]), scratch={}))
+                for past in range(int(last["task"]), max(int(last["task"]) + 1, local.task)):
+                    remember(replace(local, task=past, scratch={}))
         keep(local, entropy, torch.zeros(0, 0))
         local.scratch.update(signal=signal, entropy=entropy, teacher=teacher_of(local, signal and not self.told))
         local.scratch["exemplars"] = local.own.get(EXEMPLARS) or nothing(local.site)
@@ -129,8 +130,8 @@ class Transitions(Method):
         exemplars, train = local.scratch["exemplars"], local.settings.train
         if not len(exemplars["labels"]):
             return own
-        augmented = local.holding.stream.dataset.augmentation if train.augment == "standard" else None
-        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), augmented)
+        look = local.site.look if train.augment == "standard" else None
+        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), look)
         return islice(mixed, train.steps) if train.steps else mixed
 
     def pass_length(self, local: Local) -> int:
@@ -168,6 +169,8 @@ def keep(local: Local, entropy: float, gradients: Tensor) -> None:
 
 def remember(local: Local) -> None:
     """Exemplars of the classes that the client has in this task; those of earlier ones become fewer."""
+    if not len(local.samples):
+        return
     features, labels = embedded(local)
     old = local.own.get(EXEMPLARS) or nothing(local.site)
     options = cast(TransitionOptions, local.settings.method)
