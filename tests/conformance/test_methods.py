@@ -14,6 +14,7 @@ import fedprotip
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.engines.local import LocalEngine
+from fedprotip.federation.parcels import STEP
 from fedprotip.messages import Message
 from fedprotip.methods import base
 from fedprotip.settings import KNOWN
@@ -184,3 +185,70 @@ def test_a_bad_client_is_left_out_and_named(tmp_path, monkeypatch, method, fault
     ups = [line for line in lines if line["client"] == 1 and line["direction"] == "up" and line["kind"] != "presence"]
     assert all(line["status"] == "rejected" for line in ups)
     assert bool(ups) == (fault != "nothing")
+
+
+def times(factor, most):
+    """Every number of a reply many times as large; of integers the largest that are still possible."""
+
+    def change(message):
+        tensors = {n: t * factor if t.is_floating_point() else t * most for n, t in message.tensors.items()}
+        return Message(message.kind, tensors, message.meta)
+
+    return change
+
+
+def largest(message):
+    tensors = {
+        name: torch.full_like(tensor, torch.finfo(tensor.dtype).max if tensor.is_floating_point() else 2**62)
+        for name, tensor in message.tensors.items()
+    }
+    return Message(
+        message.kind, tensors, {n: 2**39 if type(v) is int and n != STEP else v for n, v in message.meta.items()}
+    )
+
+
+def turned(message):
+    return Message(
+        message.kind,
+        {name: tensor.flip(0) if tensor.dim() else tensor for name, tensor in message.tensors.items()},
+        message.meta,
+    )
+
+
+def deep(message):
+    nested = []
+    for _ in range(400):
+        nested = [nested]
+    return Message(
+        message.kind,
+        message.tensors,
+        {n: v if n == STEP else nested for n, v in message.meta.items()} | {"more": "x" * 10**5},
+    )
+
+
+CROWD = ("clients.count=5", "clients.fraction=1", "clients.roster={}", "train.head_start=closed")
+LIES = (times(1e6, 1), times(-1.0, 1), largest, times(0.0, 1), times(1e30, 2**20), turned, times(0.0, 0), deep)
+"""Finite numbers, but for the last one: what a check of shapes and of NaN lets through."""
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(place, marks=pytest.mark.slow) for place in (3, 6))])
+@pytest.mark.parametrize("method", SEVERAL)
+def test_no_lie_of_one_client_ends_a_run(tmp_path, monkeypatch, method, first):
+    """Client 1 lies with every answer but the first, each time in another way; nobody else is left out."""
+    original, told = ApartEngine._deliver, []
+
+    def deliver(self, client, parcel):
+        reply = original(self, client, parcel)
+        if client != 1 or reply.kind == "presence":
+            return reply
+        told.append(reply.kind)
+        return LIES[(first + len(told)) % len(LIES)](reply)
+
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    summary = fedprotip.run(settings(method, "run.engine=apart", "train.lr=0.01", *CROWD), out=tmp_path / "r")
+    assert summary["tasks"] == 3
+    assert len(told) >= 3
+    lines = (tmp_path / "r" / "events.jsonl").read_text().splitlines()
+    assert max(map(len, lines)) <= 2000
+    failures = [event for event in map(json.loads, lines) if event["event"] == "failure"]
+    assert {event["client"] for event in failures} == {1}

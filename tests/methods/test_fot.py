@@ -230,6 +230,7 @@ def test_some_columns_are_enough(tmp_path):
         lambda m: {**m, "1.weight": m["1.weight"] * torch.inf},
         lambda m: {**m, "1.weight": m["1.weight"][:, :-1]},
         lambda m: {**m, "1.weight": m["1.weight"].double()},
+        lambda m: {**m, RATIOS: m[RATIOS] * torch.tensor([0.0, 1.0])},
         lambda m: {RATIOS: m[RATIOS]},
         lambda m: {**m, "2.weight": m["1.weight"]},
     ],
@@ -263,6 +264,27 @@ def test_a_sketch_far_longer_than_the_others_is_left_out(tmp_path, monkeypatch):
     summary = fedprotip.run(settings("clients.count=4", "train.rounds=1", "stream.tasks=2"), out=tmp_path / "r")
     assert summary["failures"]["count"] == 2
     assert all("out of line" in reason for reason in summary["failures"]["by_reason"])
+
+
+def test_energies_are_compared_as_they_are_told(tmp_path):
+    """Beside the sketch, which says nothing about what lies inside Φ."""
+    sketches, server, messages = answers(Ends(settings(ratio="energies"), tmp_path))
+    honest = messages[0].tensors
+    told = Message("sketch", {**honest, RATIOS: honest[RATIOS] * 1e8})
+    sketches.check(told, server)
+    large, small_ = (sketches.sizes(Message("sketch", m.tensors), server) for m in (told, messages[0]))
+    name = "told length of inputs of 1.weight"
+    assert large[name] == pytest.approx(1e4 * small_[name])
+
+
+def test_stated_samples_count_as_far_as_they_are_believed(tmp_path):
+    sketches, server, messages = answers(Ends(settings(), tmp_path))
+    samples = int(messages[0].tensors[RATIOS][0, 1])
+    assert sketches.weight(messages[0], server) == 1
+    assert sketches.effort(messages[0], server, Sender(0, samples)) == samples
+    server.most = samples / 4
+    assert sketches.weight(messages[0], server) == 0.25
+    assert sketches.effort(messages[0], server, Sender(0, samples)) == server.most
 
 
 def test_values_at_the_edge_of_float_do_no_harm(tmp_path):

@@ -342,7 +342,9 @@ def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_pat
     found = site.known["monitor/images"]
     assert found.shape == (8, *site.image_shape)
     assert (found[-2:] - images).abs().mean() < 0.1
-    proxy.Prototypes().digest(iter(replies[1:2]), site)  # a late client of the same task
+    proxy.Prototypes().digest(iter([(3, replies[1][1])]), site)  # a late client of the same task
+    assert len(site.known["monitor/labels"]) == 12
+    proxy.Prototypes().digest(iter([replies[1], (3, replies[1][1])]), site)  # who was heard is not heard again
     assert len(site.known["monitor/labels"]) == 12
     site.settle()
     site.begin_task(1)

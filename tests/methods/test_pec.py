@@ -10,12 +10,13 @@ from torch import nn
 
 import fedprotip
 from fedprotip.errors import UsageError
+from fedprotip.federation.aggregate import combine
 from fedprotip.inference.assemble import assemble
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import students
-from fedprotip.methods.pec import Handing, Students, new_student, new_teacher, recalled, remember, taught
+from fedprotip.methods.pec import Handing, Students, new_student, new_teacher, options_of, recalled, remember, taught
 from fedprotip.models.heads import Features
 from tests.sites import Ends
 from tests.small import quick, results, small, tensors
@@ -298,6 +299,21 @@ def test_a_student_that_moved_far_is_seen(ends):
     (far,) = exchange.sizes(changed(honest, weight=lambda w: w * 50), site).values()
     (near,) = exchange.sizes(honest, site).values()
     assert far > exchange.slack * near
+
+
+def test_stated_samples_count_as_far_as_they_are_believed(ends):
+    site, exchange = begin(ends), Students()
+    messages = [answer(ends, client, site) for client in (0, 1)]
+    samples = messages[0].meta["samples"]
+    assert exchange.weight(messages[0], site) == 1
+    site.most = samples / 4
+    assert exchange.weight(messages[0], site) == 0.25
+    assert exchange.effort(messages[0], site, Sender(0, samples)) == -(-samples // 4 // options_of(site).batch)
+    told = exchange.digest(combine(exchange, enumerate(messages), site), site).tensors
+    parts = [m.tensors["kernel"] * exchange.weight(m, site) for m in messages]
+    weights = [m.tensors["weights"] * exchange.weight(m, site) for m in messages]
+    expected = sum(parts) / sum(weights)[:, None, None, None, None]
+    assert torch.allclose(told["kernel"], expected.float(), atol=1e-6)
 
 
 def test_a_uniform_mean_counts_every_holder_once(tmp_path):

@@ -8,6 +8,7 @@ import fedprotip
 from fedprotip.inference.assemble import assemble
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
+from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
 from fedprotip.methods.parts.views import Views, second_look
@@ -185,6 +186,30 @@ def test_sums_that_cannot_be_are_refused(ends, name, change):
     honest.tensors[name] = change(honest.tensors[name])
     with pytest.raises(BadMessage):
         exchange.check(honest, site)
+
+
+def test_features_of_a_relu_have_no_negative_sums_and_a_reply_says_nothing_more(ends):
+    site, exchange = ends.site(), Prototypes()
+    keep(ends, 0, [0, 0, 1])
+    with torch.no_grad():
+        honest = exchange.answer(ends.local(0, site))
+    negated = Message(honest.kind, {**honest.tensors, "sums": -honest.tensors["sums"]})
+    with pytest.raises(BadMessage, match="cannot be negative"):
+        exchange.check(negated, site)
+    with pytest.raises(BadMessage, match="unexpected"):
+        exchange.check(Message(honest.kind, honest.tensors, {"more": 1}), site)
+
+
+def test_of_a_new_class_nobody_keeps_more_samples_than_it_has(ends):
+    """Of earlier tasks the server does not know how many it had."""
+    site, exchange = ends.site(task=1), Prototypes()
+    keep(ends, 0, [0, 0, 0, 2, 3])
+    with torch.no_grad():
+        honest = exchange.answer(ends.local(0, site))
+    exchange.check_sender(honest, site, Sender(0, 2))
+    for samples in (1, None):
+        with pytest.raises(BadMessage, match="it keeps 2 samples"):
+            exchange.check_sender(honest, site, Sender(0, samples))
 
 
 def test_prototypes_are_those_of_the_last_model(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from fedprotip.inference import Context, expert
 from fedprotip.inference.parts import Expert
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
@@ -99,11 +99,21 @@ class Prototypes(Exchange):
         classes = len(labels_so_far(site))
         specs = {"sums": Spec((classes, site.network.features)), "counts": Spec((classes,), torch.int64)}
         message.check(self.name, specs)
+        message.check_meta()
         sums, counts = message.tensors["sums"], message.tensors["counts"]
         if (counts < 0).any() or (counts > options_of(site).buffer).any() or counts.sum() > options_of(site).buffer:
             raise BadMessage("a count is negative, or more samples are kept than may be")
         if (sums.norm(dim=1) > counts * (1 + LONGER)).any():
             raise BadMessage("a sum of unit vectors is longer than their number")
+        if site.positive_features() and (sums < 0).any():
+            raise BadMessage("features that cannot be negative have negative sums")
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        """Of classes that only this task has, it can keep no more samples than it has of the task."""
+        before = torch.tensor([label for known in site.classes[: site.task] for label in known], dtype=torch.int64)
+        kept = int(message.tensors["counts"][~torch.isin(labels_so_far(site), before)].sum())
+        if kept > (sender.samples or 0):
+            raise BadMessage(f"it keeps {kept} samples of a task of which it has {sender.samples}")
 
     def digest(self, combined: Message, site: Site) -> None:
         """Clients need not know."""
@@ -130,7 +140,7 @@ class NearestPrototype:
 @expert(PROTOTYPES)
 def _prototypes(given: Context) -> Expert:
     labels, means = (given.knowledge[f"{PROTOTYPES}/{part}"] for part in ("labels", "means"))
-    if means.shape != (len(labels), given.network.features) or not means.isfinite().all():
+    if means.shape != (*labels.shape, given.network.features) or labels.dim() != 1 or not means.isfinite().all():
         raise ValueError(f"prototypes of shape {tuple(means.shape)} for {len(labels)} classes, or not finite")
     match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
@@ -174,7 +184,8 @@ class SCR(Method):
         return local.round == self.settings.train.rounds
 
     def at_end(self) -> Sequence[Exchange]:
-        return (Prototypes(), Stored(RESERVOIR))
+        assert isinstance(self.settings.method, SCROptions)
+        return (Prototypes(), Stored(RESERVOIR, self.settings.method.buffer))
 
     def begin_round(self, local: Local) -> None:
         local.scratch["views"] = local.chance("views")

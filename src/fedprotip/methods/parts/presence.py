@@ -26,7 +26,10 @@ class Presence(Exchange):
         check_samples(message, at_least=0)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        return {"number of samples": max(message.meta["samples"], FEW)}
+        return {"number of samples": message.meta["samples"]}
+
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        return {"number of samples": FEW}
 
 
 def most_samples(stated: Iterable[int], heaviest: float) -> float:

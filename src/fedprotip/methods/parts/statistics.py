@@ -199,6 +199,8 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
     if sums[counts == 0].any() or message.tensors["sketches"][counts == 0].any():
         raise BadMessage("a class without samples has a sum")
+    if not counts.any() and any(message.tensors[name].any() for name in products):
+        raise BadMessage("there are products of no samples")
     if rank:
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")

@@ -101,7 +101,7 @@ class Transitions(Method):
 
     def at_end(self) -> Sequence[Exchange]:
         chosen = (Exemplars(),) if self.told else ()
-        return (proxy.Prototypes(), proxy.Monitor(), *chosen, stored.Stored(EXEMPLARS))
+        return (proxy.Prototypes(), proxy.Monitor(), *chosen, stored.Stored(EXEMPLARS, self.options.memory))
 
     def trainable(self, site: Site) -> set[str]:
         """Old heads move too: their classes are among the exemplars."""
