@@ -55,6 +55,7 @@ LINES = [
         "routing": {"fused": {"single": [1.0], "batch64": [0.5]}},
         "ranks": {"é": 3},
         "dims": {"é": 9},
+        "samples": {"raw": 4},
     },
     {"event": "absent", "task": 0, "clients": [1, 2], "reason": "no data of this task"},
     {"event": "failure", "task": 0, "round": None, "client": 1, "reason": "OSError: unplugged"},
