@@ -43,10 +43,11 @@ CALIBRATION = Kept(
 class Calibrating(Exchange):
     """Clients score held-back samples with what they can answer by themselves."""
 
-    name = "calibration"
+    name, fraction = "calibration", 24
 
-    def __init__(self, answering: Answering, train: TrainSettings) -> None:
+    def __init__(self, answering: Answering, train: TrainSettings, secure: bool = False) -> None:
         self._answering, self._train = answering, train
+        self.combine = "sum" if secure else "each"
 
     def answer(self, local: Local) -> Message:
         inference = local.site.inference(self._answering, local.task)
@@ -61,14 +62,16 @@ class Calibrating(Exchange):
         if int(message.tensors["distances"][0].sum()) > share * (samples + 1) / (1 - share):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
-    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
+    def digest(self, combined: Message | Iterable[tuple[int, Message]], site: Site) -> None:
         """Add what clients found to what is known; how sure to be depends on how many classes there are by now.
+
+        A sum in private is taken as it is; else:
 
         Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
         with another one. A right answer has a loss of log C at most, whatever the temperature; that bounds losses. They
         are summed; where single clients are not trusted, the middle of those per sample counts.
         """
-        told = [message.tensors for _, message in combined]
+        told = [combined.tensors] if isinstance(combined, Message) else [message.tensors for _, message in combined]
         distances, right, loss, sure = (
             torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss", "hits")
         )

@@ -56,8 +56,7 @@ class Statistics(Exchange):
         options: of the feature map; by default as the settings say.
     """
 
-    name = KIND
-    slack = SLACK
+    name, slack, fraction = KIND, SLACK, 24
 
     def __init__(self, settings: Settings, tells: bool = False, options: Options | None = None) -> None:
         self._settings, self._tells = settings, tells
@@ -73,7 +72,7 @@ class Statistics(Exchange):
         check_signs(message, positive=bool(change.width) or site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
-        check_counts(message, sender, site.settings.statistics.minimum)
+        check_counts(message, sender, least(site.settings))
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return sizes(message)
@@ -97,6 +96,11 @@ class Statistics(Exchange):
 
     def receive(self, message: Message, site: Site) -> None:
         remember(site.known, _sums(message))
+
+
+def least(settings: Settings) -> int:
+    """Samples that a class must have at a client; where only sums of all clients are seen, one is enough."""
+    return 1 if settings.method.secure else settings.statistics.minimum
 
 
 def combination(settings: Settings) -> Combine:
@@ -123,7 +127,7 @@ def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | N
     classes = [torch.tensor(part.site.classes[part.task]) for part in parts]
     found = zip(parts, classes, strict=True)
     counts = torch.cat([(part.labels()[:, None] == known).sum(0) for part, known in found])
-    told, first = counts >= settings.statistics.minimum, 0
+    told, first = counts >= least(settings), 0
     sums = Sums.zeros(len(counts), change.out, change.columns)
     for part, known in zip(parts, classes, strict=True):
         for inputs, labels in part.labelled(settings.evaluate.batch):

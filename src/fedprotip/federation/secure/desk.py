@@ -1,0 +1,89 @@
+"""A client's part in secure sums: what it answers to each phase. Its secrets are in memory alone, for one sum."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprotip.federation.parcels import KEYS, MASKED, SECURE, SHARES, Ask
+from fedprotip.federation.secure.ring import Layout, encode
+from fedprotip.messages import BadMessage, Message, Parcel
+from fedprotip.methods.exchange import Exchange, Sender
+from fedprotip.methods.local import Local
+
+if TYPE_CHECKING:
+    from fedprotip.federation.secure.masks import Member
+
+CLIENTS, LETTERS, COMMITTED, SUM, LAYOUT = "clients", "letters", "committed", "sum", "layout"
+"""Names in the messages of a secure sum."""
+
+
+class Desk:
+    """At most one sum is under way; a client that was started anew has none, and is lost to the sum it was in."""
+
+    def __init__(self) -> None:
+        self._member: Member | None = None
+
+    def answer(self, exchange: Exchange, local: Local, ask: Ask, parcel: Parcel) -> Message:
+        """The answer of a client to a question, as a masked part of a sum where that is asked for."""
+        if not ask.phase:
+            if local.settings.method.secure and not exchange.in_clear:
+                raise BadMessage(f"{exchange.name!r} was asked for in the clear, which method.secure rules out")
+            return exchange.answer(local)
+        if ask.phase == KEYS:
+            from fedprotip.federation.secure.masks import Member
+
+            self._member = Member(local.client, local.settings.method.secure_share)
+            return Message(SECURE, {KEYS: as_tensor(self._member.keys())})
+        if (member := self._member) is None:
+            raise BadMessage("it has no keys of this sum any more")
+        told = next((message for message in parcel if message.kind == SECURE), Message(SECURE))
+        if ask.phase == SHARES:
+            return share(member, told)
+        return mask(member, told, exchange, local) if ask.phase == MASKED else unmask(member, told)
+
+
+def share(member: "Member", told: Message) -> Message:
+    """Letters to all others, in the order of clients."""
+    committed, letters = member.share(rows(told, KEYS))
+    tensors = {COMMITTED: as_tensor(committed), **as_rows(letters, LETTERS)}
+    return Message(SECURE, tensors)
+
+
+def mask(member: "Member", told: Message, exchange: Exchange, local: Local) -> Message:
+    """What the exchange asks for, checked by the one client that can, masked."""
+    message = exchange.answer(local)
+    exchange.check(message, local.site)
+    exchange.check_sender(message, local.site, Sender(local.client, local.site.method.count(local)))
+    weight = exchange.weight(message, local.site)
+    vector = encode(message, weight, member.clients, exchange.combine == "mean", exchange.fraction)
+    masked = member.mask(vector, rows(told, LETTERS))
+    return Message(exchange.name, {SUM: torch.from_numpy(masked.view(np.int64))}, {LAYOUT: Layout.of(message).text()})
+
+
+def unmask(member: "Member", told: Message) -> Message:
+    return Message(SECURE, as_rows(member.reveal(told.tensors[CLIENTS].tolist()), LETTERS))
+
+
+def as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def as_rows(texts: dict[int, bytes], name: str) -> dict[str, Tensor]:
+    """Client → text, all of one length, as two tensors."""
+    clients = sorted(texts)
+    return {CLIENTS: torch.tensor(clients, dtype=torch.int64), name: as_tensor(b"".join(texts[c] for c in clients))}
+
+
+def rows(message: Message, name: str) -> dict[int, bytes]:
+    """Client → text, as `as_rows` made it; BadMessage where that cannot be."""
+    found: Any = {key: message.tensors.get(key) for key in (CLIENTS, name)}
+    clients, text = found[CLIENTS], found[name]
+    if clients is None or text is None or clients.dtype != torch.int64 or text.dtype != torch.uint8:
+        raise BadMessage(f"{name} are missing")
+    names, flat = clients.reshape(-1).tolist(), text.reshape(-1).numpy().tobytes()
+    if len(set(names)) < len(names) or (len(flat) % max(len(names), 1)):
+        raise BadMessage(f"{name} are not one for every client")
+    size = len(flat) // max(len(names), 1)
+    return {client: flat[place * size : (place + 1) * size] for place, client in enumerate(names)}
