@@ -80,6 +80,8 @@ class Method:
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):
             raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")
+        if settings.method.secure_noise and not settings.method.secure:
+            raise UsageError("method.secure_noise is noise on secure sums; it needs method.secure = true.")
         if settings.method.secure:
             refuse_open(self.name, self.exchanges, settings)
 

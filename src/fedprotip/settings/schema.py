@@ -365,6 +365,14 @@ class MethodSettings(Section):
         le=1,
         description="More than this share of the clients of a secure sum must stay to its end, or nothing is revealed.",
     )
+    secure_noise: float = Field(
+        0.0,
+        ge=0,
+        description="Gaussian noise on the sum of updates: its standard deviation by secure_clip; 0: none.",
+    )
+    secure_clip: float = Field(
+        1.0, gt=0, description="Length that a client's update has at most, where there is noise."
+    )
 
 
 class Settings(Section):

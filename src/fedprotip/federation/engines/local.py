@@ -65,5 +65,5 @@ class LocalEngine:
             load_state(mine.network, full_state(theirs.network))  # also what moved in earlier tasks only
         elif not theirs.start:  # nothing is remembered, or not any more
             mine.settle()
-        mine.known = theirs.known.told()
+        mine.known, mine.news = theirs.known.told(), theirs.news
         load_state(mine.network, theirs.changeable())

@@ -1,5 +1,6 @@
 """A client's part in secure sums: what it answers to each phase. Its secrets are in memory alone, for one sum."""
 
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from fedprotip.federation.secure.ring import Layout, encode
 from fedprotip.messages import BadMessage, Message, Parcel
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
+from fedprotip.methods.parts.private import normal
+from fedprotip.settings import MethodSettings
 
 if TYPE_CHECKING:
     from fedprotip.federation.secure.masks import Member
@@ -53,13 +56,40 @@ def share(member: "Member", told: Message) -> Message:
 
 def mask(member: "Member", told: Message, exchange: Exchange, local: Local) -> Message:
     """What the exchange asks for, checked by the one client that can, masked."""
+    noisy, stood = local.settings.method.secure_noise > 0, dict[str, Tensor | None]()
+    if noisy:  # what the exchange changes, as it was
+        origins = {name: exchange.origin(name, local.site) for name in local.site.specs}
+        stood = {name: None if origin is None else origin.clone() for name, origin in origins.items()}
     message = exchange.answer(local)
     exchange.check(message, local.site)
     exchange.check_sender(message, local.site, Sender(local.client, local.site.method.count(local)))
+    if noisy:
+        message = blurred(message, stood, local.settings.method, member.least)
     weight = exchange.weight(message, local.site)
     vector = encode(message, weight, member.clients, exchange.combine == "mean", exchange.fraction)
     masked = member.mask(vector, rows(told, LETTERS))
     return Message(exchange.name, {SUM: torch.from_numpy(masked.view(np.int64))}, {LAYOUT: Layout.of(message).text()})
+
+
+def blurred(message: Message, stood: dict[str, Tensor | None], options: MethodSettings, least: int) -> Message:
+    """An update cut to `secure_clip`, with its share of the noise; samples and loss are not told.
+
+    stood: where tensors were before; None: zero. least: how many clients share the noise for certain.
+    """
+    changes = {
+        name: tensor.double() - (0.0 if (origin := stood.get(name)) is None else origin.double())
+        for name, tensor in message.tensors.items()
+    }
+    if not all(tensor.is_floating_point() for tensor in message.tensors.values()):
+        raise BadMessage("a model with counters cannot be blurred; choose model.norm = 'frozen' or one without")
+    length = torch.cat([change.flatten() for change in changes.values()]).norm().item()
+    scale = min(1.0, options.secure_clip / length) if length else 1.0
+    deviation = options.secure_noise * options.secure_clip / least**0.5
+    told = {}
+    for name, tensor in message.tensors.items():
+        noise = normal(token_bytes(32), tensor.numel()).view(tensor.shape)
+        told[name] = (tensor.double() - changes[name] * (1 - scale) + deviation * noise).to(tensor.dtype)
+    return Message(message.kind, told, {name: type(value)(name == "samples") for name, value in message.meta.items()})
 
 
 def unmask(member: "Member", told: Message) -> Message:

@@ -71,7 +71,8 @@ class Member:
         return len(self._roster)
 
     @property
-    def _least(self) -> int:
+    def least(self) -> int:
+        """Of how many it must be."""
         return threshold(len(self._roster), self._share)
 
     def keys(self) -> bytes:
@@ -85,7 +86,7 @@ class Member:
             raise BadMessage(f"a list of {len(roster)} clients came that no sum can be made of")
         self._roster, self._session = dict(sorted(roster.items())), session_of(roster)
         places = range(1, len(self._roster) + 1)
-        parts = [dict(Shamir.split(self._least, len(places), secret)) for secret in (self._own, self._seed)]
+        parts = [dict(Shamir.split(self.least, len(places), secret)) for secret in (self._own, self._seed)]
         letters = {}
         for place, other in zip(places, self._roster, strict=True):
             own, seed = (part[place] for part in parts)
@@ -102,8 +103,8 @@ class Member:
         self._turn(2)
         if self.client in letters or not letters.keys() <= self._roster.keys():
             raise BadMessage("letters came from clients that have no part in this sum")
-        if len(letters) + 1 < self._least:
-            raise BadMessage(f"{len(letters) + 1} clients are left, and a sum needs {self._least}")
+        if len(letters) + 1 < self.least:
+            raise BadMessage(f"{len(letters) + 1} clients are left, and a sum needs {self.least}")
         for other, letter in letters.items():
             try:
                 key = self._letter_key(other, self.client)
@@ -123,8 +124,8 @@ class Member:
         self._turn(3)
         if self.client not in arrived or not self._held.keys() >= set(arrived):
             raise BadMessage("vectors are said to have come from clients that have no part in this sum")
-        if len(set(arrived)) < self._least:
-            raise BadMessage(f"only {len(set(arrived))} vectors arrived, and a sum needs {self._least}")
+        if len(set(arrived)) < self.least:
+            raise BadMessage(f"only {len(set(arrived))} vectors arrived, and a sum needs {self.least}")
         told = {other: own if other in arrived else seed for other, (own, seed) in self._held.items()}
         self._held = {}
         return told
