@@ -104,7 +104,7 @@ def pooled(combined: Message, knowledge: Knowledge) -> dict[str, Tensor]:
     energies, squares = combined.tensors["values"].double() / n, combined.tensors["variances"].double() / n
     values, variances = energies.clamp_min(0).sqrt(), (squares - energies.square()).clamp_min(0)
     values[counts == 0], variances[counts == 0] = torch.nan, torch.nan
-    if "references/values" in knowledge:
+    if "references/counts" in knowledge:
         before = knowledge["references/counts"][0]
         lost = (counts[: len(before)] == 0) & (before > 0)
         for part, table in (("values", values), ("variances", variances)):
