@@ -16,6 +16,7 @@ from fedprotip.federation.secure.ring import Layout, decode
 from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange
+from fedprotip.store.files import Tensors
 
 Found = TypeVar("Found")
 Letters = dict[int, bytes]
@@ -38,7 +39,7 @@ def secure_sum(
     except BadMessage as error:
         journal.unsummed(server.progress, server.site.task, f"no sum of {exchange.name!r}: {error}")
         return {}
-    server.digest(exchange, whole if exchange.combine == "mean" else exact)
+    server.digest(exchange, Message(exchange.name, whole.tensors if exchange.combine == "mean" else exact))
     return dict.fromkeys(arrived, whole.meta)
 
 
@@ -71,7 +72,7 @@ class Questions:
         self._exchange, self._round = exchange, round_
         self._share = server.settings.method.secure_share
 
-    def sum(self) -> tuple[Message, Message, list[int]]:
+    def sum(self) -> tuple[Message, Tensors, list[int]]:
         """The sum as one reply, the same unrounded, and whose it is."""
         from fedprotip.federation.secure.masks import threshold, unmask
 
@@ -111,7 +112,7 @@ class Questions:
             raise BadMessage(f"it cannot be unmasked ({error})") from None
         name, mean, fraction = self._exchange.name, self._exchange.combine == "mean", self._exchange.fraction
         whole, exact = decode(vector, layout, len(arrived), mean, fraction)
-        return Message(name, whole.tensors, whole.meta), Message(name, exact, whole.meta), arrived
+        return Message(name, whole.tensors, whole.meta), exact, arrived
 
     def _enough(self, clients: Sequence[int] | Mapping[int, Any], least: int) -> None:
         if len(clients) < least:
