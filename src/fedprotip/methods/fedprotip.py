@@ -1,7 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -99,7 +99,8 @@ class FedProTIPOptions(MethodSettings):
     @classmethod
     def _sums_need_sketches(cls, raw: Any) -> Any:
         """Where nothing is said about it: bases cannot be summed."""
-        if isinstance(raw, Mapping) and raw.get("secure") in (True, "true") and "merge" not in raw:
+        possible = "sketch" in get_args(cls.model_fields["merge"].annotation)
+        if possible and isinstance(raw, Mapping) and raw.get("secure") is True and "merge" not in raw:
             return {**raw, "merge": "sketch"}
         return raw
 

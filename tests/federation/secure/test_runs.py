@@ -227,7 +227,7 @@ def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch):
 
 
 REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
-REFUSED = ("gpm",)
+REFUSED = ("glfc", "gpm", "lga", "stsa")
 
 
 def created(method):
@@ -237,7 +237,7 @@ def created(method):
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_a_method_that_needs_single_replies_is_refused_by_name(method):
-    with pytest.raises(UsageError, match=f"method.name = {method!r}: its server must see"):
+    with pytest.raises(UsageError, match=f"method.secure = true is not possible with method.name = {method!r}: "):
         created(method)
 
 
