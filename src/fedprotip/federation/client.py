@@ -16,6 +16,7 @@ from fedprotip.models import build_network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state, load_state
 from fedprotip.store.files import Tensors
+from fedprotip.store.plain import PlainFolder
 from fedprotip.store.site import SiteFolder
 from fedprotip.stream.holdings import Holding
 
@@ -33,7 +34,7 @@ class Client:
         self._site: Site | None = None
         self._plan = Message(PLAN)
         self._step: int | None = None  # the last question that was taken in
-        self._desk = Desk()
+        self._desk = Desk(PlainFolder(folder, folder.parent))
 
     def handle(self, parcel: Parcel) -> Message:
         """Take in what the parcel brings and answer its question; the state after it is on disk then.

@@ -191,3 +191,27 @@ def test_letters_have_one_length():
     roster = {client: member.keys() for client, member in started.members.items()}
     _, letters = started.members[0].share(roster)
     assert {len(letter) for letter in letters.values()} == {LETTER}
+
+
+def test_a_member_goes_on_from_its_text():
+    """In another process, after every step."""
+    given = vectors(range(3))
+    started = Sum(given)
+
+    class Anew:
+        def __init__(self, member):
+            self.text = member.text()
+
+        def __getattr__(self, name):
+            def step(*arguments):
+                member = Member.read(self.text)
+                found = getattr(member, name)(*arguments)
+                self.text = member.text()
+                return found
+
+            return step
+
+    started.members = {client: Anew(member) for client, member in started.members.items()}
+    assert (started.masked(no_vector=[1]).result() == plain(given, [0, 2])).all()
+    with pytest.raises(BadMessage, match="not the next one"):
+        started.members[0].reveal([0, 2])

@@ -250,7 +250,7 @@ def test_every_other_method_asks_for_sums_only(method):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("train.aggregate=median", "train.aggregate = 'median', which compares single clients"),
+        ("train.aggregate=median", "train.aggregate = 'median' is not possible with"),
         ("train.aggregate=clipped", "train.aggregate = 'clipped', which compares single clients"),
         ("method.merge=union", "method.merge = 'union' is not possible with method.secure = true"),
         ("statistics.rank=2", "its server must see 'start' of every client"),
@@ -273,19 +273,41 @@ def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
         create_method(settings("fedavg"))
 
 
-def test_a_client_that_was_started_anew_is_lost_to_the_sum_it_was_in(tmp_path, monkeypatch):
-    """Its keys were in memory alone."""
+def started_anew(monkeypatch, client, before):
+    """Let a client have a new process for every answer; `before` is done to its desk."""
     original = Desk.answer
 
     def answer(self, exchange, local, ask, parcel):
-        if ask.phase == "masked" and local.client == 3:
-            self.__init__()
+        if local.client == client:
+            self._member = None
+            before(self, ask)
         return original(self, exchange, local, ask, parcel)
 
     monkeypatch.setattr(Desk, "answer", answer)
-    run(tmp_path / "r", "fedavg", "stream.tasks=1")
-    assert {event["reason"].partition(": ")[2] for event in events(tmp_path / "r", "failure")} == {
-        "it has no keys of this sum any more"
+
+
+def test_a_client_may_have_a_process_of_its_own_for_every_answer(tmp_path, monkeypatch):
+    """As behind Flower: what a sum needs is in its folder meanwhile, for its owner alone, and not any longer."""
+    modes, path = set(), tmp_path / "r/clients/3/sum.json"
+    started_anew(
+        monkeypatch, 3, lambda desk, ask: ask.bare and path.exists() and modes.add(path.stat().st_mode & 0o777)
+    )
+    summary, _ = run(tmp_path / "r", "fedavg", "stream.tasks=1", "run.engine=apart")
+    assert summary["failures"]["count"] == 0
+    assert modes == {0o600}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("engine", ["local", "apart"])
+def test_a_client_that_lost_its_secrets_is_lost_to_the_sum_it_was_in(tmp_path, monkeypatch, engine):
+    def forget(desk, ask):
+        if ask.phase == "masked" and desk._folder:
+            desk._folder.remove("sum.json")
+
+    started_anew(monkeypatch, 3, forget)
+    run(tmp_path / "r", "fedavg", "stream.tasks=1", f"run.engine={engine}")
+    assert {(event["client"], event["reason"].partition(": ")[2]) for event in events(tmp_path / "r", "failure")} == {
+        (3, "it has no keys of this sum any more")
     }
 
 

@@ -1,5 +1,6 @@
-"""A client's part in secure sums: what it answers to each phase. Its secrets are in memory alone, for one sum."""
+"""A client's part in secure sums: what it answers to each phase. Its secrets last for one sum."""
 
+from collections.abc import Callable
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Any
 
@@ -7,25 +8,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.federation.parcels import KEYS, MASKED, SECURE, SHARES, Ask
+from fedprotip.federation.parcels import KEYS, MASKED, SECURE, SHARES, UNMASK, Ask
 from fedprotip.federation.secure.ring import Layout, encode
 from fedprotip.messages import BadMessage, Message, Parcel
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.private import normal
 from fedprotip.settings import MethodSettings
+from fedprotip.store.plain import PlainFolder
 
 if TYPE_CHECKING:
     from fedprotip.federation.secure.masks import Member
 
+SECRETS = "sum.json"
+"""File of a client's folder while a sum is under way."""
 CLIENTS, LETTERS, COMMITTED, SUM, LAYOUT = "clients", "letters", "committed", "sum", "layout"
 """Names in the messages of a secure sum."""
 
 
 class Desk:
-    """At most one sum is under way; a client that was started anew has none, and is lost to the sum it was in."""
+    """At most one sum is under way; a client that lost its secrets has none, and is lost to the sum it was in."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: PlainFolder | None = None) -> None:
+        """`folder`: where secrets are kept while a sum is under way, as a client's process may end after any answer."""
+        self._folder = folder
         self._member: Member | None = None
 
     def answer(self, exchange: Exchange, local: Local, ask: Ask, parcel: Parcel) -> Message:
@@ -34,17 +40,38 @@ class Desk:
             if local.settings.method.secure and not exchange.in_clear:
                 raise BadMessage(f"{exchange.name!r} was asked for in the clear, which method.secure rules out")
             return exchange.answer(local)
-        if ask.phase == KEYS:
-            from fedprotip.federation.secure.masks import Member
-
-            self._member = Member(local.client, local.settings.method.secure_share)
-            return Message(SECURE, {KEYS: as_tensor(self._member.keys())})
-        if (member := self._member) is None:
-            raise BadMessage("it has no keys of this sum any more")
+        member = self._new(local) if ask.phase == KEYS else self._kept()
         told = next((message for message in parcel if message.kind == SECURE), Message(SECURE))
-        if ask.phase == SHARES:
-            return share(member, told)
-        return mask(member, told, exchange, local) if ask.phase == MASKED else unmask(member, told)
+        steps: dict[str, Callable[[], Message]] = {
+            KEYS: lambda: Message(SECURE, {KEYS: as_tensor(member.keys())}),
+            SHARES: lambda: share(member, told),
+            MASKED: lambda: mask(member, told, exchange, local),
+            UNMASK: lambda: unmask(member, told),
+        }
+        reply = steps[ask.phase]()
+        self._keep(None if ask.phase == UNMASK else member)  # before it answers: no step is made twice
+        return reply
+
+    def _new(self, local: Local) -> "Member":
+        from fedprotip.federation.secure.masks import Member
+
+        return Member(local.client, local.settings.method.secure_share)
+
+    def _kept(self) -> "Member":
+        from fedprotip.federation.secure.masks import Member
+
+        if self._member is None and self._folder is not None and self._folder.has(SECRETS):
+            self._member = Member.read(self._folder.text(SECRETS))
+        if self._member is None:
+            raise BadMessage("it has no keys of this sum any more")
+        return self._member
+
+    def _keep(self, member: "Member | None") -> None:
+        self._member = member
+        if self._folder is not None and member is not None:
+            self._folder.write(SECRETS, member.text(), mode=0o600)
+        elif self._folder is not None:
+            self._folder.remove(SECRETS)
 
 
 def share(member: "Member", told: Message) -> Message:

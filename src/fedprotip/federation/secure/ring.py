@@ -73,7 +73,7 @@ def encode(message: Message, weight: float, clients: int, mean: bool, fraction: 
     stay integers. `fraction`: bits behind the point.
     """
     most, one = WHOLE / clients, 2.0**fraction
-    parts = [np.ones(1, dtype=np.uint64), _fixed("the weight", torch.tensor([weight]).double(), one, most)]
+    parts = [np.ones(1, dtype=np.uint64), _fixed("the weight", torch.tensor([weight], dtype=torch.float64), one, most)]
     for name, value in sorted(message.meta.items()):
         scale = one if isinstance(value, float) else 1.0
         parts.append(_fixed(name, torch.tensor([value], dtype=torch.float64), scale, most))
