@@ -76,7 +76,8 @@ class SharedReferences(References):
 
     def answer(self, local: Local) -> Message:
         """Sums of ‖U_t U_tᵀ a‖² and of its square over the client's features a of every task."""
-        values, variances, counts = (refer(local).tensors[part].double() for part in PARTS)
+        told = refer(local).tensors
+        values, variances, counts = (told[part].double() for part in PARTS)
         energies, n = values.square(), counts[:, None]
         tensors = dict(zip(PARTS, (n * energies, n * (variances + energies.square()), counts.long()), strict=True))
         return Message(self.name, tensors)
