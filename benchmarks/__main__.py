@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attacks, evaluate, extract, growth, merging, project, resume, second_task
+from benchmarks import attacks, evaluate, extract, growth, merging, project, resume, second_task, secure
 from benchmarks.harness import Bench, this_machine
 from benchmarks.second_task import Size
 from fedprotip import FedprotipError
@@ -23,7 +23,8 @@ from fedprotip.errors import nearest
 
 _ALL = (extract.extract, project.project, merging.merge, merging.average, second_task.round, second_task.task)
 BENCHMARKS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (*_ALL, evaluate.evaluate, growth.clients, growth.tasks, resume.resume)
+    function.__name__: function
+    for function in (*_ALL, evaluate.evaluate, growth.clients, growth.tasks, resume.resume, secure.secure)
 }
 CAMPAIGNS: dict[str, Callable[..., None]] = {"attacks": attacks.attacks}
 """What is measured only when it is named."""
@@ -38,12 +39,13 @@ QUICK: dict[str, dict[str, Any]] = {
     "clients": {"clients": (10, 100), "width": 256, "samples": 400},
     "tasks": {"tasks": 24, "rounds": 2, "epochs": 2},
     "resume": {"size": Size(8, 5)},
+    "secure": {"megabytes": (1,), "clients": (5, 20)},
     "attacks": {"seeds": (0,), "aggregates": ("mean", "median")},
 }
 FULL = {"round": {"size": Size(200, 5, 2)}, "task": {"size": Size()}, "resume": {"size": Size(test=5)}}
 RUNS, COMPARED = tuple(FULL), ("round", "task")
-ONCE = ("clients", "tasks")
-"""Whose figures compare memory, or tasks of one run."""
+ONCE = ("clients", "tasks", "secure")
+"""Whose figures compare memory, or tasks of one run, or take long."""
 
 
 def main(arguments: list[str] | None = None) -> None:

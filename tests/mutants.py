@@ -256,6 +256,34 @@ MUTANTS = [
         "return self.sketches + 0 * self.sums",
         ("tests/inference/test_statistics.py",),
     ),
+    Mutant(
+        "masks between clients do not cancel out",
+        "federation/secure/masks.py",
+        "add_mask(vector, agreed, 1 if client == first else -1)",
+        "add_mask(vector, agreed, 1)",
+        ("tests/federation/secure/test_masks.py::test_as_many_may_be_lost_as_the_threshold_allows",),
+    ),
+    Mutant(
+        "a changed vector goes unnoticed",
+        "federation/secure/masks.py",
+        "if check_of(vector, session) != check:",
+        "if len(vector) < 0 != check:",
+        ("tests/federation/secure/test_masks.py::test_a_changed_vector_is_noticed",),
+    ),
+    Mutant(
+        "too few may make a sum",
+        "federation/secure/masks.py",
+        "return max(int(clients * share) + 1, FEWEST) if share < 1 else max(clients, FEWEST)",
+        "return FEWEST",
+        ("tests/federation/secure/test_masks.py::test_below_the_threshold_nothing_is_revealed",),
+    ),
+    Mutant(
+        "sums of many clients may overflow",
+        "federation/secure/ring.py",
+        "most, one = WHOLE / clients, 2.0**fraction",
+        "most, one = WHOLE, 2.0**fraction",
+        ("tests/federation/secure/test_ring.py",),
+    ),
 ]
 
 

@@ -38,6 +38,7 @@ TINY = {
     "clients": {"clients": (3, 6), "width": 16, "samples": 24},
     "tasks": {"tasks": 4, "rounds": 2, "epochs": 2, "window": 2, "width": 16, "train": 6, "test": 3},
     "resume": {"size": Size(4, 5, 3, RUN)},
+    "secure": {"megabytes": (0.01,), "clients": (3,)},
 }
 SMALL_MACHINE = this_machine(side=64)
 

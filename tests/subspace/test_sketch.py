@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprotip.subspace.geometry import principal_angles
+from fedprotip.subspace.merge import EnergyMerge
 from fedprotip.subspace.project import Projector, complement
-from fedprotip.subspace.sketch import Root, corrected_threshold, sketch_basis
+from fedprotip.subspace.sketch import Root, corrected_threshold, sketch_basis, sketch_core
 from tests.subspace import reference
 
 D = 24
@@ -26,7 +27,7 @@ def sketched(a, width, seed=0):
     root = Root(len(a))
     for part in a.split(37, dim=1):
         root.add(part)
-    return root.sketch(width, torch.Generator().manual_seed(seed))
+    return root.factor @ torch.randn(root.factor.shape[1], width, generator=torch.Generator().manual_seed(seed))
 
 
 def shares(a, phi):
@@ -126,3 +127,64 @@ def test_everything_is_no_more_than_there_are_directions_above_rounding():
 @given(ratio=st.floats(0.01, 1), threshold=st.floats(0.01, 1))
 def test_the_corrected_threshold_leaves_one_minus_epsilon_of_everything(ratio, threshold):
     assert ratio * (1 - corrected_threshold(ratio, threshold)) == pytest.approx(1 - threshold, abs=1e-9)
+
+
+def cores(seed, clients=3, rank=4):
+    """Core bases of clients, whose spectra fall, outside of nothing."""
+    found = []
+    for client in range(clients):
+        u, sigma, _ = torch.linalg.svd(columns(10 * seed + client), full_matrices=False)
+        found.append((u[:, :rank], sigma[:rank]))
+    return found
+
+
+def summed(some, width, seed=0):
+    """Σ U_k·diag(σ_k)·G_k (d, s)."""
+    chance = torch.Generator().manual_seed(seed)
+    return sum((u * sigma) @ torch.randn(len(sigma), width, generator=chance) / width**0.5 for u, sigma in some)
+
+
+@given(seed=st.integers(0, 20))
+def test_directions_of_a_summed_sketch_are_those_of_all_clients(seed):
+    """As wide as all ranks together it spans all of them; then the union and the sketch are the same space."""
+    some = cores(seed, clients=3, rank=4)
+    merger = EnergyMerge(torch.zeros(D, 0), 1.0, "energy")
+    merger.add(sketch_core(summed(some, width=12, seed=seed), 0.0, 0.0))
+    plain = torch.linalg.qr(torch.cat([u for u, _ in some], dim=1))[0]
+    assert principal_angles(merger.result(), plain).max() < 1e-2
+
+
+def test_a_wide_sketch_has_the_energies_of_all_clients():
+    some = cores(0)
+    plain = torch.linalg.svdvals(torch.cat([u * sigma for u, sigma in some], dim=1))
+    found = torch.linalg.svdvals(summed(some, width=20_000))[: len(plain)]
+    torch.testing.assert_close(found, plain, rtol=0.05, atol=0.05 * plain[0].item())
+
+
+@pytest.mark.parametrize(("captured", "tail"), [(0.0, 0.0), (30.0, 0.0), (0.0, 30.0)])
+def test_the_rank_rule_counts_what_is_captured_and_what_was_cut_off(captured, tail):
+    """As a plain count over the squares of singular values."""
+    sketch = summed(cores(1), width=200)
+    merger = EnergyMerge(torch.zeros(D, 0), 0.8, "energy")
+    merger.add(sketch_core(sketch, captured, tail))
+    energies = torch.linalg.svdvals(sketch.double()).square()
+    wanted = 0.8 * (energies.sum() + captured + tail) - captured
+    assert merger.result().shape[1] == min(int((energies.cumsum(0) < wanted).sum()) + 1, 12)
+
+
+def test_a_sketch_of_nothing_has_no_direction():
+    merger = EnergyMerge(torch.zeros(D, 0), 0.8, "energy")
+    merger.add(sketch_core(torch.zeros(D, 8), 0.0, 0.0))
+    assert merger.result().shape == (D, 0)
+
+
+def test_whoever_knows_the_gaussians_finds_every_client_in_the_sum():
+    """Why G_k must be a client's secret: where the sketch is as wide as all ranks together, the sum can be solved."""
+    some, chance = cores(2, clients=3, rank=4), torch.Generator().manual_seed(0)
+    known = torch.randn(12, 16, generator=chance)
+    total = sum((u * sigma) @ g for (u, sigma), g in zip(some, known.split(4), strict=True))
+    found = (total @ torch.linalg.pinv(known)).split(4, dim=1)
+    for one, (u, sigma) in zip(found, some, strict=True):
+        torch.testing.assert_close(one, u * sigma, rtol=1e-3, atol=1e-3)
+    guessed = (total @ torch.linalg.pinv(torch.randn(12, 16, generator=chance))).split(4, dim=1)
+    assert (guessed[0] - some[0][0] * some[0][1]).norm() > 0.5 * some[0][1].norm()

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, START, Ask, answering
+from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, SECURE, START, Ask, answering
+from fedprotip.federation.secure.desk import Desk
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods import create_method
 from fedprotip.methods.local import Local, Own
@@ -15,6 +16,7 @@ from fedprotip.models import build_network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state, load_state
 from fedprotip.store.files import Tensors
+from fedprotip.store.plain import PlainFolder
 from fedprotip.store.site import SiteFolder
 from fedprotip.stream.holdings import Holding
 
@@ -32,6 +34,7 @@ class Client:
         self._site: Site | None = None
         self._plan = Message(PLAN)
         self._step: int | None = None  # the last question that was taken in
+        self._desk = Desk(PlainFolder(folder, folder.parent))
 
     def handle(self, parcel: Parcel) -> Message:
         """Take in what the parcel brings and answer its question; the state after it is on disk then.
@@ -43,19 +46,21 @@ class Client:
         if not self._stand_at(ask.since, ask.step):
             return Message(LOST, meta={"since": ask.since})
         for message in parcel[1:]:
-            self._take(message, ask)
+            if message.kind != SECURE:
+                self._take(message, ask)
         site = self._site
         assert site is not None, "the first parcel brings the plan"
         exchange = site.method.exchange(ask.exchange)
-        if exchange.needs_model:
+        if exchange.needs_model and not ask.bare:
             self._begin(ask.task)
         site.network.eval()
         own = Own(self._folder.store, self._holding.client, site.method.state)
         local = Local(site, self._holding, self._inputs(site), own, ask.task, ask.round)
-        received = {name: tensor.clone() for name, tensor in site.changeable().items()} if exchange.trains else {}
+        trains = exchange.trains and not ask.bare
+        received = {name: tensor.clone() for name, tensor in site.changeable().items()} if trains else {}
         try:
             with torch.no_grad():
-                return answering(exchange.answer(local), ask)
+                return answering(self._desk.answer(exchange, local, ask, parcel), ask)
         finally:
             load_state(site.network, received)
             self._save(ask)

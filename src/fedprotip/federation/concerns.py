@@ -8,6 +8,7 @@ from fedprotip.evaluation.evaluate import Evaluation
 from fedprotip.evaluation.metrics import mean
 from fedprotip.federation.server import Server
 from fedprotip.inference.statistics import COUNTS
+from fedprotip.methods.parts.private import stated
 from fedprotip.methods.parts.protection import ROUTING
 from fedprotip.models.capture import find_layers
 from fedprotip.store.records import Number
@@ -25,6 +26,8 @@ Ways = Mapping[str, Mapping[str, list[Number]]]
 def at_start(server: Server) -> Iterator[str]:
     """Before the first task."""
     yield from server.method.cautions()
+    if server.settings.method.secure_noise and server.settings.method.secure:
+        yield stated(server.settings, sum(server.method.rounds(task) for task in range(len(server.stream.tasks))))
     if server.method.protects and not find_layers(server.network.backbone, only_trainable=False):
         yield (
             f"model.name = {server.settings.model.name!r} has no layer of type nn.Linear or nn.Conv2d, so "

@@ -7,27 +7,26 @@ from typing import Any
 
 from fedprotip.federation.aggregate import combine
 from fedprotip.federation.engines.base import Engine
-from fedprotip.federation.journal import Journal
+from fedprotip.federation.journal import Crossed, Journal
 from fedprotip.federation.line import Measured, in_line
 from fedprotip.federation.parcels import Reply, Request, answers
-from fedprotip.federation.server import Direction, Server
+from fedprotip.federation.secure.sums import secure_sum
+from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Exchange
-from fedprotip.store.events import Remark
 
 MOST_META = 2**16
 """Characters of JSON beside the tensors of a reply."""
-
-Crossed = dict[int, list[tuple[Direction, Message]]]
-"""Client → what crossed for the question under way, but for the reply."""
 
 
 def converse(
     server: Server, engine: Engine, journal: Journal, exchange: Exchange, round_: int | None = None
 ) -> dict[int, dict[str, Any]]:
     """One exchange: ask, check, combine, digest. The metadata of every usable reply, by client."""
-    server.progress.step += 1
     used: dict[int, dict[str, Any]] = {}
+    if server.settings.method.secure and exchange.who != "nobody" and not exchange.in_clear:
+        return secure_sum(server, engine, journal, exchange, round_)
+    server.progress.step += 1
     if exchange.who == "nobody":
         server.digest(exchange, None)
         return used
@@ -66,11 +65,7 @@ def usable(
         client, message, refused = measured.reply.client, measured.reply.message, measured.refused
         assert client > last, "an engine must yield replies in the order of clients"
         last = client
-        for way, sent in crossed.pop(client):
-            journal.message(server.progress, way, client, task, round_, sent.kind, sent.nbytes)
-            if way == "up":
-                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
-                journal.event(Remark(event="lost", task=task, client=client, text=text))
+        journal.crossed(server.progress, client, task, round_, crossed.pop(client))
         if message is not None:  # under the name of what was asked: a client cannot fill the ledger with others
             journal.message(server.progress, "up", client, task, round_, exchange.name, measured.nbytes, refused)
         if refused or message is None:

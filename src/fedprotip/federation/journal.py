@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 
-from fedprotip.federation.server import Progress, Server
+from fedprotip.federation.server import Direction, Progress, Server
+from fedprotip.messages import Message
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import Absent, Event, Failure, Observer, Remark, Warned
 from fedprotip.store.files import Tensors
@@ -15,6 +15,8 @@ from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import Peak, peak_rss_mb, watched
 from fedprotip.store.records import LedgerLine, Line
 
+Crossed = dict[int, list[tuple[Direction, Message]]]
+"""Client → what crossed for the question under way, but for the reply."""
 MOST_REASONS = 50
 """Different reasons of failures that are counted one by one; all are in events.jsonl."""
 
@@ -34,7 +36,7 @@ class Journal:
     def message(
         self,
         progress: Progress,
-        direction: Literal["up", "down"],
+        direction: Direction,
         client: int,
         task: int,
         round_: int | None,
@@ -57,6 +59,16 @@ class Journal:
         totals = progress.bytes[direction]
         totals[line.kind] = totals.get(line.kind, 0) + line.bytes
 
+    def crossed(
+        self, progress: Progress, client: int, task: int, round_: int | None, messages: list[tuple[Direction, Message]]
+    ) -> None:
+        """Enter what crossed for a question, but for the reply; a client that had lost its place is named."""
+        for way, sent in messages:
+            self.message(progress, way, client, task, round_, sent.kind, sent.nbytes)
+            if way == "up":
+                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
+                self.event(Remark(event="lost", task=task, client=client, text=text))
+
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
         """A client was left out: say so and count it."""
         record = Failure(task=task, round=round_, client=client, reason=reason)
@@ -65,6 +77,12 @@ class Journal:
         progress.failures[counted] = progress.failures.get(counted, 0) + 1
         progress.last_failure = record.reason
         self.event(record)
+
+    def unsummed(self, progress: Progress, task: int, why: str) -> None:
+        """A secure sum was not made: say so and count it."""
+        progress.failures[why] = progress.failures.get(why, 0) + 1
+        progress.last_failure = why
+        self.event(Remark(event="unsummed", task=task, text=why))
 
     def undone(self, progress: Progress, task: int, round_: int, why: str) -> None:
         """A task begins anew: say so and count it."""

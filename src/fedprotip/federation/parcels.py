@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 
 from fedprotip.messages import BadMessage, Message, Parcel
 
-ASK, PLAN, KNOWLEDGE, MODEL, LOST = "ask", "plan", "knowledge", "model", "lost"
+ASK, PLAN, KNOWLEDGE, MODEL, LOST, SECURE = "ask", "plan", "knowledge", "model", "lost", "secure"
 """Kinds of messages."""
+KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"
+"""Phases of a secure sum (`federation/secure`)."""
 START = "start/"
 """Prefix of tensors in a model message that bring a client to W^(t,0)."""
 
@@ -21,9 +23,15 @@ class Ask:
     step: int  # the number of the question, counted by the server
     since: int | None  # the last question that this client was asked; None: it is told everything anew
     keep: int  # the server may go back as far as this question
+    phase: str = ""  # of a secure sum; what the phase needs is a message of kind SECURE in the same parcel
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is a step of a secure sum without the exchange itself: no model is needed."""
+        return self.phase not in ("", MASKED)
 
     def message(self) -> Message:
-        return Message(ASK, meta=asdict(self))
+        return Message(ASK, meta={name: value for name, value in asdict(self).items() if name != "phase" or value})
 
     @classmethod
     def of(cls, message: Message) -> "Ask":

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -187,11 +187,22 @@ class Server:
 
     # What goes to clients
 
-    def request(self, client: int, exchange: Exchange, round_: int | None, log: Log) -> Request:
-        """A question with whatever the client lacks to answer it; should it have lost what it was told, all of it."""
+    def request(
+        self,
+        client: int,
+        exchange: Exchange,
+        round_: int | None,
+        log: Log,
+        phase: str = "",
+        beside: Sequence[Message] = (),
+    ) -> Request:
+        """A question with whatever the client lacks to answer it; should it have lost what it was told, all of it.
+
+        phase, beside: of a secure sum, and what that needs.
+        """
 
         def parcel() -> Parcel:
-            messages = self._parcel(str(client), exchange, round_)
+            messages = [*self._parcel(str(client), exchange, round_, phase), *beside]
             for message in messages:
                 log("down", message)
             return messages
@@ -204,16 +215,16 @@ class Server:
 
         return Request(client, parcel(), anew)
 
-    def _parcel(self, client: str, exchange: Exchange, round_: int | None) -> Parcel:
+    def _parcel(self, client: str, exchange: Exchange, round_: int | None, phase: str) -> Parcel:
         progress = self.progress
         since = progress.asked.get(client)
-        ask = Ask(exchange.name, self.site.task, round_, progress.step, since, progress.steps[0])
+        ask = Ask(exchange.name, self.site.task, round_, progress.step, since, progress.steps[0], phase)
         messages = [ask.message()]
         progress.asked[client] = progress.step
         if progress.planned.get(client) != len(self.site.classes):
             messages.append(self._plan())
             progress.planned[client] = len(self.site.classes)
-        if exchange.needs_model:
+        if exchange.needs_model and not ask.bare:
             knowledge, digests = self._knowledge_for(client)
             messages += [*knowledge, *(self._model_for(client) if exchange.needs_weights else ()), *digests]
         return messages

@@ -24,6 +24,7 @@ from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.presence import Presence
+from fedprotip.methods.parts.private import refuse_open
 from fedprotip.methods.parts.start import ClosedStart
 from fedprotip.methods.parts.stored import RAW, STORED
 from fedprotip.methods.parts.training import Training, falling
@@ -36,7 +37,7 @@ from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings, Settings, declare
 from fedprotip.stream.plan import Answering
 
-RESERVED = ("ask", "plan", "knowledge", "lost")
+RESERVED = ("ask", "plan", "knowledge", "lost", "secure")
 """Kinds of messages that are no exchange (`federation/parcels.py`)."""
 
 
@@ -79,6 +80,10 @@ class Method:
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):
             raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")
+        if settings.method.secure_noise and not settings.method.secure:
+            raise UsageError("method.secure_noise is noise on secure sums; it needs method.secure = true.")
+        if settings.method.secure:
+            refuse_open(self.name, self.exchanges, settings)
 
     def check(self) -> None:
         """Refuse settings this method cannot run with, before any work."""

@@ -43,7 +43,9 @@ class LDA(Method):
         super().__init__(settings)
 
     def at_end(self) -> Sequence[Exchange]:
-        asked = [Calibrating(self.answering(), self.settings.train)] if self.calibrates else []
+        asked = (
+            [Calibrating(self.answering(), self.settings.train, self.settings.method.secure)] if self.calibrates else []
+        )
         return (statistics.Statistics(self.settings, tells=self.calibrates), *asked)
 
     def rounds(self, task: int) -> int:

@@ -55,9 +55,13 @@ class Exchange:
     replaces: bool = False
     """Whether what clients are told makes void what this exchange told before in the task: they get the newest."""
 
+    in_clear: bool = False
+    """Whether replies say nothing about samples and may be seen one by one with `method.secure` too."""
     trains: bool = False
     """Whether it is what a round is for: a client may change its model to answer, which is then put back to the one it
     was sent, and `loss` is in the metadata."""
+    fraction: ClassVar[int] = 32
+    """Bits behind the point in a secure sum: fewer where numbers are large. 62 are shared by all clients."""
     slack: ClassVar[float] = 3.0
     """How many times as large as the others' a reply may be (`sizes`); in honest runs at most 2.2: docs/threats.md."""
 

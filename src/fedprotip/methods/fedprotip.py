@@ -1,7 +1,7 @@
 """FedProTIP (section 4): projected local training, merged subspaces, task identity from the same subspaces."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,8 +15,11 @@ from fedprotip.methods.parts import references, statistics
 from fedprotip.methods.parts.bases import Bases
 from fedprotip.methods.parts.calibration import CALIBRATION, Calibrating
 from fedprotip.methods.parts.moments import MOMENTS
+from fedprotip.methods.parts.private import SECRET
 from fedprotip.methods.parts.projection import ProjectGradient, ProjectUpdate, linear_decay
 from fedprotip.methods.parts.protection import SUBSPACES, Protection, protection, ranks
+from fedprotip.methods.parts.robust import is_robust
+from fedprotip.methods.parts.sketches import SketchedBases
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import MethodSettings, Settings
@@ -54,14 +57,16 @@ class FedProTIPOptions(MethodSettings):
         "update",
         description="update: the whole step, decay and momentum inside; gradient: as published code does.",
     )
-    merge: Literal["union", "energy"] = Field(
+    merge: Literal["union", "energy", "sketch"] = Field(
         "energy",
-        description="union of the clients' spans (Eq. 10), or the dominant directions of all together.",
+        description="union of the clients' spans (Eq. 10), or the dominant directions of all together: from every "
+        "client's basis, or from a sum of random sketches of them (Eq. 41), which is the default with secure = true.",
     )
+    sketch: int = Field(128, ge=0, description="Columns s of a sketch; 0: as many as the layer has inputs.")
     budget: Literal["tasks", "none"] = Field(
         "tasks",
         description="tasks: after t of the T tasks of stream.tasks no layer has more than t/(T + 1) of its directions "
-        "taken, so that the last task can learn as well, and one more; none: as many as ε says. With merge = energy.",
+        "taken, so that the last task can learn as well, and one more; none: as many as ε says. Not with a union.",
     )
     routing_rank: int = Field(0, ge=0, description="Directions of U_L per task; 0: by ε, as the paper does.")
     statistics: bool = Field(
@@ -90,10 +95,19 @@ class FedProTIPOptions(MethodSettings):
             return {**raw, "budget": "none"}
         return raw
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sums_need_sketches(cls, raw: Any) -> Any:
+        """Where nothing is said about it: bases cannot be summed."""
+        possible = "sketch" in get_args(cls.model_fields["merge"].annotation)
+        if possible and isinstance(raw, Mapping) and raw.get("secure") is True and "merge" not in raw:
+            return {**raw, "merge": "sketch"}
+        return raw
+
     @model_validator(mode="after")
     def _budget_is_kept(self) -> "FedProTIPOptions":
         if self.budget == "tasks" and self.merge == "union":
-            raise ValueError("budget = 'tasks' needs merge = 'energy'; with merge = 'union' it is 'none'")
+            raise ValueError("budget = 'tasks' needs merge = 'energy' or 'sketch'; with merge = 'union' it is 'none'")
         return self
 
     @field_validator("layer_thresholds")
@@ -121,7 +135,14 @@ class FedProTIP(Method):
         assert isinstance(settings.method, FedProTIPOptions)
         self.options = settings.method
         self.calibrates = self.options.statistics and settings.clients.held_back > 0
-        self.state = (SUBSPACES, statistics.kept(shared=self.calibrates), MOMENTS, *references.STATE, CALIBRATION)
+        self.state = (
+            SUBSPACES,
+            statistics.kept(shared=self.calibrates),
+            MOMENTS,
+            *references.STATE,
+            CALIBRATION,
+            SECRET,
+        )
         super().__init__(settings)
 
     def check(self) -> None:
@@ -130,15 +151,26 @@ class FedProTIP(Method):
             raise UsageError(
                 'method.router = "shared" is not possible with stream.scenario = "class": there it is "statistics".'
             )
+        if self.options.merge == "sketch" and is_robust(self.settings.train.aggregate):
+            raise UsageError(
+                f"train.aggregate = {self.settings.train.aggregate!r} is not possible with method.merge = 'sketch', as "
+                "sketches can only be summed; choose 'mean' or 'clipped'."
+            )
+        if self.options.secure and self.options.merge != "sketch":
+            raise UsageError(
+                f"method.merge = {self.options.merge!r} is not possible with method.secure = true, as bases cannot be "
+                "summed; choose 'sketch', or leave it out."
+            )
 
     def at_end(self) -> Sequence[Exchange]:
         """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
-        told = [statistics.Statistics(self.settings, tells=self.calibrates)]
-        asked = [Calibrating(self._by_statistics(), self.settings.train)]
+        options, settings = self.options, self.settings
+        told = [statistics.Statistics(settings, tells=self.calibrates)]
+        asked = [Calibrating(self._by_statistics(), settings.train, options.secure)]
         return (
-            *(told if self.options.statistics else []),
-            Bases(self.options, self.settings),
-            references.References(),
+            *(told if options.statistics else []),
+            SketchedBases(options, settings) if options.merge == "sketch" else Bases(options, settings),
+            references.SharedReferences() if options.secure else references.References(),
             *(asked if self.calibrates else []),
         )
 

@@ -17,6 +17,7 @@ from fedprotip.messages import PRECISIONS, BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
+from fedprotip.methods.parts.private import SECRET, gaussian
 from fedprotip.methods.parts.protection import SUBSPACES, Protection, append_bases, protection, ranks
 from fedprotip.methods.parts.robust import is_robust
 from fedprotip.methods.site import Site
@@ -94,17 +95,22 @@ class Sketches(Exchange):
         for layer in layers:
             groups.setdefault(layer.parameter, []).append(shown[layer.name])
 
-        def chance(purpose: str, name: str) -> torch.Generator:
-            return torch_stream(local.settings.run.seed, purpose, local.task, local.client, name)
+        def chance(name: str) -> torch.Generator:
+            return torch_stream(local.settings.run.seed, "columns", local.task, local.client, name)
 
         images = len(local.samples)
-        sees = {n: _See(group, self.options.columns, images, chance("columns", n)) for n, group in groups.items()}
+        sees = {n: _See(group, self.options.columns, images, chance(n)) for n, group in groups.items()}
         with watched(local.network.backbone, sees):
             for inputs, _ in local.labelled(local.settings.evaluate.batch):
                 local.network.embed(inputs)
-        tensors = {n: one.root.sketch(self.width(one.d), chance("sketch", n)).cpu() for n, one in shown.items()}
+        tensors = {name: self._sketch(local, name, one).cpu() for name, one in shown.items()}
         rows = [self._ratio(one, images) for one in shown.values()]
         return Message(self.name, tensors | {RATIOS: torch.tensor(rows, dtype=torch.float64).view(-1, 2)})
+
+    def _sketch(self, local: Local, name: str, seen: "_Inputs") -> Tensor:
+        """Y = F·G (d, s) in float32, with independent standard Gaussians."""
+        factor = seen.root.factor
+        return factor @ gaussian(local, "sketch", name, factor.shape[1], self.width(seen.d)).to(factor)
 
     def _ratio(self, seen: "_Inputs", samples: int) -> tuple[float, float]:
         if self.options.ratio == "energies":
@@ -176,7 +182,7 @@ class FOT(Method):
         sends="the model, every round; a sketch of every layer's inputs, once a task",
     )
     protects = True
-    state = (SUBSPACES,)
+    state = (SUBSPACES, SECRET)
     Options = FOTOptions
 
     def check(self) -> None:

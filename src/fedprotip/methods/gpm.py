@@ -48,6 +48,11 @@ class GPM(FedProTIP):
         return Answering()
 
     def check(self) -> None:
+        if self.options.secure:
+            raise UsageError(
+                "method.secure = true is not possible with method.name = 'gpm': it has one client, and the sum of one "
+                "is what it sent."
+            )
         super().check()
         clients = self.settings.clients
         if clients.count != 1 or clients.roster:

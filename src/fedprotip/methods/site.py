@@ -96,7 +96,7 @@ class Site:
 
     def follow(self, other: "Site") -> None:
         """Stand at the task of another site of this process, with what it worked out for it."""
-        self.start, self.view, self.wire = other.start, other.view, other.wire
+        self.start, self.view, self.wire, self.specs = other.start, other.view, other.wire, other.specs
         self.grow(other.task)
         self.task = other.task
         release(self.network, set(other.network.moving))

@@ -356,6 +356,23 @@ class MethodSettings(Section):
     """Base of every method's own settings; each method adds its fields in its own file."""
 
     name: str = Field("fedprotip", description="Method; its own settings follow.")
+    secure: bool = Field(
+        False, description="The server sees sums of all clients, and nothing of a single one but whether it has data."
+    )
+    secure_share: float = Field(
+        0.5,
+        ge=0.5,
+        le=1,
+        description="More than this share of the clients of a secure sum must stay to its end, or nothing is revealed.",
+    )
+    secure_noise: float = Field(
+        0.0,
+        ge=0,
+        description="Gaussian noise on the sum of updates: its standard deviation by secure_clip; 0: none.",
+    )
+    secure_clip: float = Field(
+        1.0, gt=0, description="Length that a client's update has at most, where there is noise."
+    )
 
 
 class Settings(Section):

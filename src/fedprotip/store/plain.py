@@ -116,14 +116,14 @@ class PlainFolder:
 
     # Writing
 
-    def write(self, name: str, data: bytes | str) -> None:
+    def write(self, name: str, data: bytes | str, mode: int = 0o666) -> None:
         """Write a whole file or nothing: temporary file, fsync, rename, fsync of the folder.
 
-        What had the name before, a link included, is replaced and never written to.
+        What had the name before, a link included, is replaced and never written to. `mode`: who may read it.
         """
         payload = data.encode() if isinstance(data, str) else data
         temporary = plain_name(name) + UNFINISHED
-        with os.fdopen(self._new(temporary), "wb") as file:
+        with os.fdopen(self._new(temporary, mode), "wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
@@ -157,15 +157,15 @@ class PlainFolder:
         with suppress(FileNotFoundError):
             os.unlink(self.path / plain_name(name))
 
-    def _new(self, name: str) -> int:
+    def _new(self, name: str, mode: int) -> int:
         """A file that was not there; what a kill or a stranger left in its place is removed."""
         self._check()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(self.path / name, flags, 0o666)
+            return os.open(self.path / name, flags, mode)
         except FileExistsError:
             os.unlink(self.path / name)
-            return os.open(self.path / name, flags, 0o666)
+            return os.open(self.path / name, flags, mode)
 
     def _alone(self, name: str, flags: int) -> int:
         """A file to be changed where it is. One that has another name too, perhaps outside, is copied first."""

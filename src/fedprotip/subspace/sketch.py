@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprotip.subspace.basis import Earlier, enter, gram_of, leave, left_svd, noise
+from fedprotip.subspace.basis import Core, Earlier, enter, gram_of, leave, left_svd, noise
 from fedprotip.subspace.project import Projector
 from fedprotip.subspace.rank import rank_energy
 
@@ -32,11 +32,6 @@ class Root:
         """F."""
         return torch.cat(self._parts, dim=1) if self._parts else torch.zeros(self._d, 0)
 
-    def sketch(self, width: int, chance: torch.Generator) -> Tensor:
-        """Y = F·G (d, s) in float32, with independent standard Gaussians."""
-        factor = self.factor
-        return factor @ torch.randn(factor.shape[1], width, generator=chance).to(factor)
-
 
 def _half(columns: Tensor) -> Tensor:
     """L (d, d), triangular, with LLᵀ = AAᵀ, for columns A (d, n)."""
@@ -47,6 +42,18 @@ def _half(columns: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(moment)
         triangle = vectors * values.clamp_min(0).sqrt()
     return triangle.to(columns.dtype)
+
+
+def sketch_core(sketch: Tensor, captured: float, tail: float) -> Core:
+    """A summed sketch B = Σ U_k·diag(σ_k)·G_k (d, s), Eq. 41, as what `EnergyMerge` takes.
+
+    BBᵀ stands for Σ U_kΣ_k²U_kᵀ. Its columns are no basis; they all weigh the same, and their squares add up to the
+    energy of the sketch.
+    """
+    width = sketch.shape[1]
+    each = torch.linalg.vector_norm(sketch, dtype=torch.float64) / max(width, 1) ** 0.5
+    columns = sketch / each if each > 0 else sketch
+    return Core(columns.to(sketch.dtype), each.expand(width), captured, tail)
 
 
 def corrected_threshold(ratio: float, threshold: float) -> float:

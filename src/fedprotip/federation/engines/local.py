@@ -8,8 +8,9 @@ import torch
 
 from fedprotip.federation.engines.base import answered
 from fedprotip.federation.parcels import Ask, Reply, Request, answering
+from fedprotip.federation.secure.desk import Desk
 from fedprotip.federation.server import Server
-from fedprotip.messages import Message
+from fedprotip.messages import Message, Parcel
 from fedprotip.methods.local import Local, Own
 from fedprotip.methods.site import Site
 from fedprotip.models import Network
@@ -30,6 +31,7 @@ class LocalEngine:
     def __init__(self, server: Server, network: Network, store: ClientStore, cache: PrefixCache) -> None:
         """`network`: the one that clients share; `store`: their private state."""
         self._server, self._store, self._cache = server, store, cache
+        self._desks: dict[int, Desk] = {}
         theirs = server.site
         self._site = Site(
             server.settings, server.method, network, theirs.classes, theirs.image_shape, server.stream.look
@@ -37,20 +39,22 @@ class LocalEngine:
 
     def ask(self, requests: Iterable[Request]) -> Iterator[Reply]:
         for request in requests:
-            yield answered(request.client, partial(self._answer, request.client, Ask.of(request.parcel[0])))
+            yield answered(request.client, partial(self._answer, request.client, request.parcel))
 
     def close(self) -> None:
         self._cache.close()
 
-    def _answer(self, client: int, ask: Ask) -> Message:
+    def _answer(self, client: int, parcel: Parcel) -> Message:
+        ask = Ask.of(parcel[0])
         exchange = self._server.method.exchange(ask.exchange)
-        if exchange.needs_model:
+        if exchange.needs_model and not ask.bare:
             self._stand_where_the_server_stands()
         self._site.network.eval()
         holding = Holding(self._server.stream, client)
         own = Own(self._store, client, self._server.method.state)
         with torch.no_grad():
-            answer = exchange.answer(Local(self._site, holding, self._cache, own, ask.task, ask.round))
+            local = Local(self._site, holding, self._cache, own, ask.task, ask.round)
+            answer = self._desks.setdefault(client, Desk()).answer(exchange, local, ask, parcel)
         reply = answering(answer, ask)
         return Message(reply.kind, reply.tensors, json.loads(json.dumps(reply.meta)))  # as it is after a journey
 
@@ -61,5 +65,5 @@ class LocalEngine:
             load_state(mine.network, full_state(theirs.network))  # also what moved in earlier tasks only
         elif not theirs.start:  # nothing is remembered, or not any more
             mine.settle()
-        mine.known = theirs.known.told()
+        mine.known, mine.news = theirs.known.told(), theirs.news
         load_state(mine.network, theirs.changeable())

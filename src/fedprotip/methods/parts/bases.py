@@ -1,9 +1,9 @@
 """Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedprotip.methods.parts.moments import Moments
 from fedprotip.methods.parts.protection import ROUTING, append_bases, protection
 from fedprotip.methods.parts.robust import is_robust, supported
 from fedprotip.methods.site import Site
-from fedprotip.models.capture import capture, find_layers
+from fedprotip.models.capture import Layer, capture, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings
@@ -49,6 +49,7 @@ class Bases(Exchange):
     def __init__(self, options: "FedProTIPOptions", settings: Settings) -> None:
         self.options = options
         self.precision, self._tasks = PRECISIONS[settings.train.wire], settings.stream.tasks
+        self._aggregate = settings.train.aggregate
 
     def threshold(self, layer: str, task: int) -> float:
         """ε_l of a layer in a task (counted from 0): the start value + 0.001 per task, at most 1."""
@@ -65,6 +66,14 @@ class Bases(Exchange):
     # Client: Eq. 7–9
 
     def answer(self, local: Local) -> Message:
+        cores = self.cores(local)
+        tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
+        weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
+        tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
+        rest = {name: [core.captured, core.tail] for name, core in weighed.items()}
+        return Message(self.name, tensors, {"rest": rest} if rest else {})
+
+    def cores(self, local: Local) -> dict[str, Core]:
         """Core bases of every layer, and of the final features, whose moments stay with the client."""
         options, view = self.options, protection(local.site)
         view.forget_anchors()
@@ -85,11 +94,7 @@ class Bases(Exchange):
             d = len(core.basis)
             if room := rooms.get(name, d):  # without any, a routing basis lies within the earlier ones
                 cores[name] = core.first(self.most(d, room, local.task), options.rank_rule)
-        tensors = {name: core.basis.to(self.precision) for name, core in cores.items()}
-        weighed = {name: core for name, core in cores.items() if self._by_energy(name)}
-        tensors |= {SIGMA + name: core.sigma.float() for name, core in weighed.items()}
-        rest = {name: [core.captured, core.tail] for name, core in weighed.items()}
-        return Message(self.name, tensors, {"rest": rest} if rest else {})
+        return cores
 
     def layer_cores(self, local: Local, watch: Watch | None = None) -> dict[str, Core]:
         """Eq. 7–9 for every layer that later tasks may move; `watch` is shown the features of the images used."""
@@ -103,16 +108,9 @@ class Bases(Exchange):
 
     def sample_columns(self, local: Local, watch: Watch | None = None) -> dict[str, Tensor]:
         """m_s input columns of every such layer (d, m_s), of as few images as give a fair sample of them."""
-        options, network = self.options, local.network
-        if options.projection == "none":  # only routing needs a basis
+        options, network, layers = self.options, local.network, self.layers(local.site)
+        if not layers:
             return {}
-        frozen = frozen_prefixes(local.settings.model, local.task + 1)  # needs no protection from later tasks
-        full = {name for name, projector in protection(local.site).earlier.items() if not projector.room}
-        layers = {
-            name: group
-            for name, group in find_layers(network.backbone, False).items()
-            if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
-        }
         seed = (local.settings.run.seed, "columns", local.task, local.client)
 
         def forward(batch: Inputs) -> None:
@@ -122,6 +120,18 @@ class Bases(Exchange):
 
         batches = local.images(options.columns, min(SMALL, options.columns))
         return capture(network.backbone, batches, options.columns, seed, layers, forward, options.per_image)
+
+    def layers(self, site: Site) -> dict[str, list[Layer]]:
+        """Weights that later tasks may move and whose bases have room, each with its layers."""
+        if self.options.projection == "none":  # only routing needs a basis
+            return {}
+        frozen = frozen_prefixes(site.settings.model, site.task + 1)  # needs no protection from later tasks
+        full = {name for name, projector in protection(site).earlier.items() if not projector.room}
+        return {
+            name: group
+            for name, group in find_layers(site.network.backbone, False).items()
+            if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
+        }
 
     def _complete(self, moments: Moments, local: Local) -> Moments:
         """Moments of the final features of m_s images, of which some have been added already."""
@@ -168,32 +178,33 @@ class Bases(Exchange):
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         return min(max(sender.samples or 1, 1), site.most)
 
-    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message:
+    def digest(self, combined: Any, site: Site) -> Message:
         """Eq. 10 for every layer, one client after another."""
-        if is_robust(site.settings.train.aggregate):
-            combined = self._supported(list(combined))
         earlier = protection(site).earlier
         mergers = {ROUTING: self._merger(ROUTING, earlier[ROUTING], site.task)}
         nothing = torch.zeros(site.network.features, 0)
         inside = self._merger(ROUTING, nothing, site.task)  # for a task whose features lie in the earlier bases
-        for _, message in combined:
-            rest = message.meta.get("rest", {})
-            for name, basis in message.tensors.items():
-                if name.startswith(SIGMA):
-                    continue
-                sigma = message.tensors.get(SIGMA + name, torch.zeros(basis.shape[1]))
-                core = Core(basis, sigma.double(), *rest.get(name, (0.0, 0.0)))
-                if name not in mergers:
-                    mergers[name] = self._merger(name, earlier.get(name, torch.zeros(len(basis), 0)), site.task)
-                mergers[name].add(core)
-                if name == ROUTING:
-                    inside.add(core)
+        for name, core in self._told(combined):
+            if name not in mergers:
+                mergers[name] = self._merger(name, earlier.get(name, torch.zeros(len(core.basis), 0)), site.task)
+            mergers[name].add(core)
+            if name == ROUTING:
+                inside.add(core)
         merged = {name: merger.result() for name, merger in mergers.items()}
         if merged[ROUTING].shape[1] == 0:
             merged[ROUTING] = inside.result()
         if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
             merged[ROUTING] = torch.eye(site.network.features, 1)
         return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()})
+
+    def _told(self, combined: Any) -> Iterator[tuple[str, Core]]:
+        """The bases of all layers of one client after another."""
+        for _, message in self._supported(list(combined)) if is_robust(self._aggregate) else combined:
+            rest = message.meta.get("rest", {})
+            for name, basis in message.tensors.items():
+                if not name.startswith(SIGMA):
+                    sigma = message.tensors.get(SIGMA + name, torch.zeros(basis.shape[1]))
+                    yield name, Core(basis, sigma.double(), *rest.get(name, (0.0, 0.0)))
 
     def _supported(self, replies: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
         """Without the directions that only one client asks for."""
@@ -219,7 +230,7 @@ class Bases(Exchange):
             raise BadMessage(f"the energies of {name} are not finite numbers ≥ 0")
 
     def _by_energy(self, name: str) -> bool:
-        return self.options.merge == "energy" or (name == ROUTING and self.options.routing_rank > 0)
+        return self.options.merge != "union" or (name == ROUTING and self.options.routing_rank > 0)
 
     def _merger(self, name: str, earlier: Earlier, task: int) -> Merger:
         if not self._by_energy(name):

@@ -24,7 +24,7 @@ from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
-from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, numbers
+from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, least, numbers
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
@@ -48,10 +48,11 @@ CALIBRATION = Kept(
 class Calibrating(Exchange):
     """Clients score held-back samples with what they can answer by themselves, had these never been summed."""
 
-    name = "calibration"
+    name, fraction = "calibration", 24
 
-    def __init__(self, answering: Answering, train: TrainSettings) -> None:
+    def __init__(self, answering: Answering, train: TrainSettings, secure: bool = False) -> None:
         self._answering, self._train = answering, train
+        self.combine = "sum" if secure else "each"
 
     def answer(self, local: Local) -> Message:
         known = without_held_back(local, feature_options(local.settings))
@@ -67,15 +68,20 @@ class Calibrating(Exchange):
         if int(message.tensors["distances"][0].sum()) > held_back(site, samples):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
-    def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
+    def digest(self, combined: Message | Iterable[tuple[int, Message]], site: Site) -> None:
         """Add what clients found to what is known; how sure to be depends on how many classes there are by now.
+
+        A sum in private is taken as it is; else:
 
         Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
         with another one. A right answer has a loss of log C at most, whatever the temperature; that bounds losses. They
         are summed; where single clients are not trusted, the middle of those per sample counts. Nobody counts for more
         samples than could be held back of `site.most`.
         """
-        told = [lighter(message.tensors, held_back(site, site.most)) for _, message in combined]
+        if isinstance(combined, Message):
+            told = [combined.tensors]
+        else:
+            told = [lighter(message.tensors, held_back(site, site.most)) for _, message in combined]
         distances = torch.stack([one["distances"] for one in told])
         right, loss, sure = (torch.stack([one[name].double() for one in told]) for name in ("right", "loss", "hits"))
         samples = distances[:, 0].sum(1)
@@ -147,7 +153,7 @@ def without_held_back(local: Local, options: Options) -> Tensors:
     if combination(local.settings) != "sum" or COUNTS not in known:
         return known
     change, whole = feature_map(local.network, options), recall(local.known)
-    told = numbers(local, held_back=True) >= local.settings.statistics.minimum
+    told = numbers(local, held_back=True) >= least(local.settings)
     own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
     enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
     return known | as_knowledge(whole.without(own))

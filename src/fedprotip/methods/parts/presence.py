@@ -14,11 +14,13 @@ FEW = 100
 
 class Presence(Exchange):
     name, when, who = "presence", "begin", "everyone"
-    needed, needs_model, counts = False, False, True
+    needed, needs_model, counts, in_clear = False, False, True, True
     slack = 1e5  # small sites beside a very large one are honest; 10¹² samples are not
 
     def answer(self, local: Local) -> Message:
-        return Message(self.name, meta={"samples": local.site.method.count(local)})
+        """How many samples it has; in private no more than whether it has any."""
+        count = local.site.method.count(local)
+        return Message(self.name, meta={"samples": min(count, 1) if local.settings.method.secure else count})
 
     def check(self, message: Message, site: Site) -> None:
         message.check(self.name, {})

@@ -66,6 +66,56 @@ class References(Exchange):
         site.known.update(collected(combined, site.known, site.task))
 
 
+class SharedReferences(References):
+    """One reference per task, of the samples of all clients together: what a sum can tell.
+
+    A vote over clients needs each of them; here it is a vote of one.
+    """
+
+    combine, fraction = "sum", 16
+
+    def answer(self, local: Local) -> Message:
+        """Sums of ‖U_t U_tᵀ a‖² and of its square over the client's features a of every task."""
+        told = refer(local).tensors
+        values, variances, counts = (told[part].double() for part in PARTS)
+        energies, n = values.square(), counts[:, None]
+        tensors = dict(zip(PARTS, (n * energies, n * (variances + energies.square()), counts.long()), strict=True))
+        return Message(self.name, tensors)
+
+    def check(self, message: Message, site: Site) -> None:
+        check_references(message, site.task, torch.float64)
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        counts = message.tensors["counts"]
+        if counts[site.task] > (sender.samples or 0):
+            raise BadMessage(f"it refers to {counts[site.task]} samples of a task of which it has {sender.samples}")
+
+    def sizes(self, message: Message, site: Site) -> dict[str, float]:
+        samples = message.tensors["counts"].sum().item()
+        return {"reference": (float(message.tensors["values"].max()) / samples) ** 0.5} if samples else {}
+
+    def digest(self, combined: Message, site: Site) -> None:  # type: ignore[override]
+        site.known.update(pooled(combined, site.known))
+
+
+def pooled(combined: Message, knowledge: Knowledge) -> dict[str, Tensor]:
+    """The references (1, T, T) that sums over all clients lead to; of tasks that nobody has any more, the old ones."""
+    counts = combined.tensors["counts"]
+    n = counts.double().clamp_min(1)[:, None]
+    energies, squares = combined.tensors["values"].double() / n, combined.tensors["variances"].double() / n
+    values, variances = energies.clamp_min(0).sqrt(), (squares - energies.square()).clamp_min(0)
+    values[counts == 0], variances[counts == 0] = torch.nan, torch.nan
+    if "references/counts" in knowledge:
+        before = knowledge["references/counts"][0]
+        lost = (counts[: len(before)] == 0) & (before > 0)
+        for part, table in (("values", values), ("variances", variances)):
+            known = knowledge[f"references/{part}"][0].double()
+            table[: len(before), : len(before)][lost] = known[lost]
+        counts = torch.cat([torch.where(lost, before, counts[: len(before)]), counts[len(before) :]])
+    found = {"clients": torch.zeros(1, dtype=torch.int64), "values": values[None], "variances": variances[None]}
+    return {f"references/{part}": table for part, table in (found | {"counts": counts[None]}).items()}
+
+
 def refer(local: Local) -> Message:
     """Eq. 11 for every task this client has seen, against the global bases of all tasks so far.
 
@@ -94,9 +144,9 @@ def refer(local: Local) -> Message:
     return Message(References.name, told)
 
 
-def check_references(message: Message, task: int) -> None:
+def check_references(message: Message, task: int, dtype: torch.dtype = torch.float32) -> None:
     """Raise BadMessage unless these are references of all tasks up to this one."""
-    table = Spec((task + 1, task + 1))
+    table = Spec((task + 1, task + 1), dtype)
     message.check(References.name, {"values": table, "variances": table, "counts": Spec((task + 1,), torch.int64)})
     message.check_meta()
     if any((tensor < 0).any() for tensor in message.tensors.values()):

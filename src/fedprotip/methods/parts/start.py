@@ -27,7 +27,7 @@ class ClosedStart(Exchange):
     """Statistics of features as they are; the head that follows travels like a round's result."""
 
     name, when, needed = "start", "begin", False
-    slack = statistics.SLACK
+    slack, fraction = statistics.SLACK, 24
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class ClosedStart(Exchange):
         statistics.check_signs(message, site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
-        statistics.check_counts(message, sender, site.settings.statistics.minimum)
+        statistics.check_counts(message, sender, statistics.least(site.settings))
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return statistics.sizes(message)

@@ -62,8 +62,7 @@ class Statistics(Exchange):
         options: of the feature map; by default as the settings say.
     """
 
-    name = KIND
-    slack = SLACK
+    name, slack, fraction = KIND, SLACK, 24
 
     def __init__(self, settings: Settings, tells: bool = False, options: Options | None = None) -> None:
         self._settings, self._tells = settings, tells
@@ -80,7 +79,7 @@ class Statistics(Exchange):
         check_signs(message, positive=bool(change.width) or site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
-        check_counts(message, sender, site.settings.statistics.minimum, self._held_back)
+        check_counts(message, sender, least(site.settings), self._held_back)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return sizes(message)
@@ -104,6 +103,11 @@ class Statistics(Exchange):
 
     def receive(self, message: Message, site: Site) -> None:
         remember(site.known, _sums(message))
+
+
+def least(settings: Settings) -> int:
+    """Samples that a class must have at a client; where only sums of all clients are seen, one is enough."""
+    return 1 if settings.method.secure else settings.statistics.minimum
 
 
 def combination(settings: Settings) -> Combine:
@@ -131,7 +135,7 @@ def gather(
     settings = local.settings
     parts = [replace(local, task=task) for task in ([local.task] if tasks is None else tasks)]
     counts = torch.cat([numbers(part, held_back) for part in parts])
-    told, first = counts >= settings.statistics.minimum, 0
+    told, first = counts >= least(settings), 0
     sums = Sums.zeros(len(counts), change.out, change.columns)
     for part in parts:
         batches = part.labelled(settings.evaluate.batch)

@@ -1,0 +1,103 @@
+"""What `method.secure` asks of a method: nothing but sums, and random numbers that the server cannot repeat."""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from fedprotip.errors import UsageError
+from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.local import Local
+from fedprotip.methods.state import Form, Kept
+from fedprotip.seeds import torch_stream
+from fedprotip.settings import Settings
+
+DELTA = 1e-5
+"""δ of what noise promises."""
+PACKAGES = {"cryptography": "cryptography", "Crypto": "pycryptodome"}
+"""Module → package that has it."""
+SECRET = Kept("secret", "private", {"key": Form("32", torch.uint8)})
+"""From which a client's own random numbers follow; for methods that call `gaussian`."""
+
+
+def refuse_open(name: str, exchanges: Sequence[Exchange], settings: Settings) -> None:
+    """Refuse a run whose server would have to see a single client's reply, or that lacks the packages for sums."""
+    place = f"method.secure = true is not possible with method.name = {name!r}"
+    if settings.train.aggregate != "mean":
+        raise UsageError(
+            f"method.secure = true is not possible with train.aggregate = {settings.train.aggregate!r}, which compares "
+            "single clients; choose 'mean'."
+        )
+    for exchange in exchanges:
+        if exchange.combine == "each" and exchange.who != "nobody" and not exchange.in_clear:
+            raise UsageError(f"{place}: its server must see {exchange.name!r} of every client, not only a sum.")
+    if settings.method.secure_noise:
+        _refuse_noise(place.replace("secure = true", "secure_noise"), exchanges, settings)
+    if missing := [PACKAGES[module] for module in PACKAGES if find_spec(module) is None]:
+        listed = " and ".join(missing)
+        raise UsageError(f"method.secure = true needs {listed}; install it with: pip install 'fedprotip[secure]'.")
+
+
+def _refuse_noise(place: str, exchanges: Sequence[Exchange], settings: Settings) -> None:
+    """Noise is promised for updates alone, each of which counts the same."""
+    for exchange in exchanges:
+        if not exchange.trains and exchange.who != "nobody" and not exchange.in_clear:
+            hint = "; choose train.head_start = 'random'" if exchange.name == "start" else ""
+            raise UsageError(f"{place}: {exchange.name!r} would be summed without noise{hint}.")
+    if settings.train.average != "uniform":
+        raise UsageError("method.secure_noise needs train.average = 'uniform': numbers of samples would be told.")
+    if find_spec("dp_accounting") is None:
+        raise UsageError("method.secure_noise needs dp-accounting; install it with: pip install dp-accounting.")
+
+
+def gaussian(local: Local, purpose: str, name: str, rows: int, columns: int) -> Tensor:
+    """Standard normal numbers (rows, columns) in float32 of this client, task and name alone.
+
+    Where the server must not know them, they follow from a secret that the client keeps: whoever knows the Gaussians
+    G_k of a summed sketch Σ M_k·G_k can find every M_k in it. Else from the seed of the run.
+    """
+    if not local.settings.method.secure:
+        chance = torch_stream(local.settings.run.seed, purpose, local.task, local.client, name)
+        return torch.randn(rows, columns, generator=chance)
+    kept = local.own.get(SECRET.name)
+    if kept is None:
+        kept = {"key": torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)}
+        local.own.put(SECRET.name, kept)
+    place = f"{purpose}/{local.task}/{name}".encode()
+    key = hashlib.blake2b(place, key=kept["key"].numpy().tobytes(), digest_size=32).digest()
+    return normal(key, rows * columns).float().view(rows, columns)
+
+
+def normal(key: bytes, count: int) -> Tensor:
+    """So many standard normal numbers in float64 that nobody can repeat without the key (32 bytes)."""
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    words = torch.frombuffer(bytearray(stream), dtype=torch.int64) if count else torch.zeros(0, dtype=torch.int64)
+    return torch.special.ndtri(((words >> 11).double() + 0.5) / 2**53 + 0.5)  # of 53 bits, within (0, 1)
+
+
+def epsilon(noise: float, sums: int, delta: float = DELTA) -> float:
+    """ε of so many sums, each with Gaussian noise of `noise` times what one client can change it by.
+
+    Of all clients of a sum, whichever was drawn: that only some are asked in a round is not counted in their favour.
+    """
+    from dp_accounting import GaussianDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(GaussianDpEvent(noise), sums)
+    return float(accountant.get_epsilon(delta))
+
+
+def stated(settings: Settings, rounds: int) -> str:
+    """What noise on the sums of so many rounds promises, as a sentence."""
+    spent = epsilon(settings.method.secure_noise, rounds)
+    return (
+        f"Noise of method.secure_noise = {settings.method.secure_noise:g} hides the part of any one client in {rounds} "
+        f"rounds with (ε, δ) = ({spent:.3g}, {DELTA:g}), if no more than half of the clients of a round are lost."
+    )
