@@ -75,6 +75,8 @@ def test_at_paper_scale_a_row_follows_the_protocol_of_its_numbers(known):
             continue
         ours = settings_file.load(row.at("paper")).model_dump()
         for record in find(**row.published):
+            if known.name == "table19" and record.metric == "mib":
+                continue  # bytes are of 2,048 features, as in Table 9, accuracies are not
             theirs = settings_file.load(stated(record, row.name.endswith(CODE)).at("paper")).model_dump()
             assert ours == theirs, row.name
 

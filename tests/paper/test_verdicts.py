@@ -18,6 +18,7 @@ PRINTED = {"table": 1, "dataset": "cifar100", "alpha": 0.5, "method": "fedprotip
 (FT,) = find(**PRINTED, mode="batch64", metric="ft")
 (AGNOSTIC,) = find(**PRINTED, mode="agnostic", metric="acc")
 OTHER = {
+    "method.secure_share": 0.75,
     "data.name": "digits",
     "data.size": 33,
     "stream.order": "seeded",

@@ -266,7 +266,7 @@ def test_settings_are_immutable():
 def test_options_of_another_method_are_set_aside_with_a_note():
     notes = []
     settings = load({"method": {"name": "fedavg", "threshold": 0.5, "voters": 3}}, note=notes.append)
-    assert settings.method.model_dump() == {"name": "fedavg"}
+    assert settings.method == load({"method": {"name": "fedavg"}}).method
     assert len(notes) == 1
     for part in ("'fedavg'", "method.threshold", "method.voters"):
         assert part in notes[0]
