@@ -129,8 +129,8 @@ class Transitions(Method):
         exemplars, train = local.scratch["exemplars"], local.settings.train
         if not len(exemplars["labels"]):
             return own
-        augmented = local.holding.stream.dataset.augmentation if train.augment == "standard" else None
-        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), augmented)
+        varied, chance = local.site.look.varied, local.chance("replay")
+        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, chance, varied)
         return islice(mixed, train.steps) if train.steps else mixed
 
     def pass_length(self, local: Local) -> int:
