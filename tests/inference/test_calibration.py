@@ -10,6 +10,7 @@ from sklearn.isotonic import IsotonicRegression
 from fedprotip.evaluation.confidence import summary
 from fedprotip.inference.calibration import (
     BINS,
+    SHARES,
     SURE,
     TEMPERATURES,
     Calibration,
@@ -137,13 +138,13 @@ def both(odd, new):
 
 
 def test_unusual_is_the_share_of_held_back_samples_that_are_less_strange():
-    """In either of two measures: so far out in one of them is half as rare."""
+    """In either of two measures, each of which has its share of the false alarms."""
     held = torch.distributions.Chi2(8.0).sample((2, 5000)) / 8
     found = Calibration(1.0, count_bins(both(*held.tolist())))
-    for figure in (1.5, 2.0, 2.5):
-        expected = max(1 - 2 * (held[1] > figure).double().mean().item(), 0)
-        for strange in (both([0.1], [figure]), both([figure], [0.1])):
-            assert found.unusual(strange).item() == pytest.approx(expected, abs=0.06)
+    for figure in (1.5, 2.0, 2.5, 3.0):
+        for place, strange in enumerate((both([figure], [0.1]), both([0.1], [figure]))):
+            rare = (held[place] > figure).double().mean().item() / SHARES[place].item()
+            assert found.unusual(strange).item() == pytest.approx(max(1 - rare, 0), abs=0.1)
     assert found.unusual(both([1e9], [0.0])).item() == pytest.approx(1.0, abs=1e-3)
     assert found.unusual(both([0.0], [0.0])).item() == 0.0
     flagged = found.unusual(both(*torch.distributions.Chi2(8.0).sample((2, 5000)).div(8).tolist())) > 0.95
@@ -174,6 +175,8 @@ def test_the_way_that_was_right_most_often_answers_ties_to_the_simpler(right, wa
     """Of 100 samples; one that is behind by no more than the root of its errors is level."""
     knowledge = {"calibration/right": torch.tensor(right, dtype=torch.float64)}
     knowledge["calibration/distances"] = torch.tensor([[60, 40], [50, 50]])
+    assert best_way(TRIED, knowledge) == way  # as older versions counted them
+    knowledge |= {"calibration/asked": torch.tensor([100.0]), "calibration/distances": torch.ones(2, 2)}
     assert best_way(TRIED, knowledge) == way
     assert best_way(TRIED, {}) == "statistics"
     stated = TRIED.model_copy(update={"auto": False, "chosen": "cosine"})

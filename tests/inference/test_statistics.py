@@ -10,6 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedprotip.inference.statistics import (
+    TAIL,
     WEIGHT,
     Backdrop,
     FeatureMap,
@@ -100,6 +101,17 @@ def test_adding_leaves_both_parts_as_they_were(seed):
     before = one.moment.clone()
     assert ((one + one).moment == 2 * before).all()
     assert torch.equal(one.moment, before)
+
+
+@settings(max_examples=25)
+@given(seeds)
+def test_samples_can_be_taken_out_again(seed):
+    features, labels = samples(seed)
+    some = np.random.default_rng(seed).random(len(labels)) < 0.3
+    some[labels == 3] = True  # nothing is left of the last class
+    found = sums_of(features, labels, 4).without(sums_of(features[some], labels[some], 4))
+    assert_same(found, sums_of(features[~some], labels[~some], 4), rel=1e-9)
+    assert found.sums[3].tolist() == [0.0] * 6
 
 
 @settings(max_examples=25)
@@ -329,13 +341,36 @@ def test_odd_and_new_samples_are_told_from_usual_ones():
 
     def figures(values):
         given = torch.tensor(values).float()
-        return backdrop(given, gaussians.log_densities(given))
+        densities = gaussians.log_densities(given)
+        return backdrop(given, densities, densities)
 
     usual, far = figures(features), figures(features + 100 * np.eye(6)[0])
     assert usual["odd"].mean() == pytest.approx(1, abs=0.1)
     assert far["odd"].min() > usual["odd"].max()
     between = figures((features[:1000] + features[1000:]) / 2 + np.zeros(6))
     assert between["new"].median() > usual["new"].median()  # between classes, and yet among all samples
+    assert usual["new"].mean() == pytest.approx(1, abs=2)
+
+
+def test_own_directions_of_classes_count_half_in_what_is_new_and_the_bulk_by_its_logarithm():
+    features, labels = samples(1, n=500)
+    sums, given = sums_of(features, labels, 4), torch.tensor(features).float()
+    backdrop = Backdrop.of(sums, first=3)
+    shared = Gaussians.of(sums).log_densities(given)
+    bulk = -2 * backdrop.everything.log_densities(given)[:, 0] / 6
+    for own in (shared, shared - 3, shared - 6):
+        expected = 1 + (-2 * shared.amax(1) / 6 - bulk) + (-2 * own.amax(1) / 6 - bulk) / 2 + TAIL * bulk.log()
+        assert backdrop(given, own, shared)["new"].tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_classes_without_their_own_directions_are_those_that_never_had_any():
+    features, labels = samples(2, n=400)
+    omega, sums = FeatureMap(6, columns=4).omega, Sums.zeros(4, 6, 4)
+    sums.add(torch.tensor(features), torch.tensor(labels), omega)
+    given = torch.tensor(features).float()
+    alike = Gaussians.of(sums, omega=omega).alike().log_densities(given)
+    assert torch.equal(alike, Gaussians.of(sums).log_densities(given))
+    assert not torch.equal(alike, Gaussians.of(sums, omega=omega).log_densities(given))
 
 
 # Ridge

@@ -21,6 +21,8 @@ MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here; it is also that of a model that has diverged and says nothing."""
 MEASURES = ("odd", "new")
 """What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
+SHARES = torch.tensor([[0.2], [0.8]], dtype=torch.float64)
+"""Of all false alarms, those that each of them may raise: what is odd is far out, and needs few."""
 SURE = 16
 """Bins of how sure an answer was: even steps of 1 − √(1 − p), so that they are finest where answers are sure."""
 PRIOR = 5.0
@@ -87,7 +89,8 @@ def best_way(answering: Answering, knowledge: Tensors) -> str:
     right = knowledge.get("calibration/right")
     if not answering.auto or right is None or not right.any():
         return answering.chosen
-    wrong = (knowledge["calibration/distances"][0].sum() - right).clamp_min(0)
+    asked = knowledge.get("calibration/asked", knowledge["calibration/distances"][0].sum())  # else: of older versions
+    wrong = (asked - right).clamp_min(0)
     level = right + wrong.sqrt() >= right.max()
     return answering.tried[int(level.int().argmax())]
 
@@ -152,7 +155,7 @@ class Calibration:
     def unusual(self, strange: dict[str, Tensor]) -> Tensor:
         """The share of held-back samples that look less strange than this one: 0.99 is stranger than 99 of 100.
 
-        A sample may be strange in one measure or in another; being the strangest in either is half as rare as in one.
+        A sample may be strange in one measure or in another: each has its share of all that are so strange.
         Without held-back samples 1 − exp(−figure) of the larger figure: the order means something, the scale nothing.
         """
         if self.held_back is None:
@@ -160,4 +163,4 @@ class Calibration:
         counts = self.held_back.double()
         below = (counts.cumsum(1) - counts / 2) / counts.sum(1, keepdim=True)
         found = torch.stack([row[bin_of(strange[name])] for row, name in zip(below, MEASURES, strict=True)])
-        return (1 - len(MEASURES) * (1 - found.amax(0))).clamp_min(0).float()
+        return (1 - (1 - found) / SHARES).amax(0).clamp_min(0).float()

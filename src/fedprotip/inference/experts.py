@@ -54,7 +54,8 @@ class StatisticsExpert:
 
     def strange(self, features: Features, scores: Tensor) -> dict[str, Tensor]:
         """How unusual samples look, (n,) each: `Backdrop`."""
-        return self.backdrop(self.map.see(features).cpu().float(), scores)
+        seen = self.map.see(features).cpu().float()
+        return self.backdrop(seen, scores, self.gaussians.alike().log_densities(seen))
 
     def whiten(self, features: Features) -> Tensor:
         """Mapped features in standard deviations of a sample around its class."""

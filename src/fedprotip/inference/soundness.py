@@ -43,7 +43,9 @@ def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
         ways = len(plan.answering.tried)
         _shaped(knowledge, "calibration/loss", (ways, len(TEMPERATURES)))
         _shaped(knowledge, "calibration/right", (ways,))
-        if "calibration/hits" in knowledge:  # not in run folders of older versions
+        if "calibration/asked" in knowledge:  # neither is in run folders of older versions
+            _shaped(knowledge, "calibration/asked", (1,))
+        if "calibration/hits" in knowledge:
             _shaped(knowledge, "calibration/hits", (ways, len(TEMPERATURES), 2, SURE))
         if (_shaped(knowledge, "calibration/distances", (len(MEASURES), BINS)) < 0).any():
             raise ValueError("calibration/distances has negative counts")

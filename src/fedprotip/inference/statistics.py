@@ -6,7 +6,7 @@ to the sums of all data, in any order, so nothing else is kept and nothing else 
 tasks stay where they were (which projection sees to), the sums stay valid.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -91,6 +91,12 @@ class Sums:
             self.moment + other.moment,
             self.sketches + other.sketches,
         )
+
+    def without(self, some: "Sums") -> "Sums":
+        """The sums of all other samples; a class that has no more than these is one that was never seen."""
+        left = self + some.times(-1)
+        seen = left.seen[:, None]
+        return Sums(left.counts.clamp_min(0), left.sums * seen, left.moment, left.sketches * seen[:, :, None])
 
     def times(self, weight: float) -> "Sums":
         return Sums(self.counts * weight, self.sums * weight, self.moment * weight, self.sketches * weight)
@@ -238,6 +244,10 @@ class Gaussians:
         distances = self.own.corrected(distances.clamp_min(0), whitened, self.centres)
         return torch.where(self.seen, -0.5 * distances, -torch.inf)
 
+    def alike(self) -> "Gaussians":
+        """The same without own directions of any class."""
+        return replace(self, own=Own.none(*self.centres.shape))
+
     def head(self) -> tuple[Tensor, Tensor]:
         """The same decision as weights (C, d) and biases (C,) of a linear layer: logits whose softmax is the posterior.
 
@@ -249,13 +259,18 @@ class Gaussians:
         return (centres - centre) @ self.whitening.T, bias
 
 
+TAIL = 0.1
+"""What a sample that is e times as far from the mean of all samples as usual adds to `new`."""
+
+
 @dataclass(frozen=True)
 class Backdrop:
     """How unlike everything learned a sample is, whatever its class: two figures, each about 1 for usual samples.
 
     odd: squared distance from the mean of all samples where a network sees first (`first` features), per feature. Noise
     and blank pictures are far out there, though deep layers may find them usual. new: how much farther away the nearest
-    class is than the bulk of all samples (relative Mahalanobis distance), as it is for classes that were not learned.
+    class is than the bulk of all samples (relative Mahalanobis distance, as classes share one covariance, and half as
+    much with their own directions), as it is for classes that were not learned; and how far the bulk is.
     """
 
     first: int
@@ -268,10 +283,13 @@ class Backdrop:
         front = Sums(total.counts, total.sums[:, :first], total.moment[:first, :first])
         return cls(first, Gaussians.of(front), Gaussians.of(total))
 
-    def __call__(self, features: Tensor, densities: Tensor) -> dict[str, Tensor]:
-        """Of features (n, d) whose log-densities by class are (n, C)."""
+    def __call__(self, features: Tensor, densities: Tensor, shared: Tensor) -> dict[str, Tensor]:
+        """Of features (n, d) whose log-densities by class are (n, C); `shared`: without own directions of a class."""
+        d = features.shape[1]
         away = -2 * self.surface.log_densities(features[:, : self.first])[:, 0] / self.first
-        apart = (self.everything.log_densities(features)[:, 0] - densities.amax(1)) * 2 / features.shape[1]
+        bulk = -2 * self.everything.log_densities(features)[:, 0] / d
+        nearest, near = (-2 * found.amax(1) / d for found in (shared, densities))
+        apart = (nearest - bulk) + (near - bulk) / 2 + TAIL * bulk.clamp_min(torch.finfo(torch.float32).tiny).log()
         return {"odd": away.nan_to_num(posinf=torch.inf), "new": 1 + apart.nan_to_num(posinf=torch.inf)}
 
 

@@ -147,6 +147,6 @@ class Site:
         start = self.start.get(name)
         return tensor_of(self.network, name).detach() if start is None and name not in self.news else start
 
-    def inference(self, answering: Answering, task: int) -> Inference:
-        """How samples of tasks 0…task are answered, with what is known here."""
-        return assemble(answering, self.network, self.known, self.classes[: task + 1])
+    def inference(self, answering: Answering, task: int, known: Tensors | None = None) -> Inference:
+        """How samples of tasks 0…task are answered, with what is known here, or with other knowledge."""
+        return assemble(answering, self.network, known or self.known, self.classes[: task + 1])

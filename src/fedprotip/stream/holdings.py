@@ -26,4 +26,11 @@ class Holding:
 
     def labels(self, task: int) -> Tensor:
         """The labels of its training samples (n,)."""
-        return self.stream.dataset.train_labels[torch.from_numpy(self.samples(task))]
+        return self._labels(self.samples(task))
+
+    def held_back_labels(self, task: int) -> Tensor:
+        """The labels of the samples that it does not train on (n,)."""
+        return self._labels(self.held_back(task))
+
+    def _labels(self, samples: np.ndarray) -> Tensor:
+        return self.stream.dataset.train_labels[torch.from_numpy(samples)]

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.inference.calibration import BINS, MEASURES, MOST_LOSS, TEMPERATURES, Calibration, best_way
+from fedprotip.inference.calibration import BINS, FADING, MEASURES, MOST_LOSS, TEMPERATURES, Calibration, best_way
+from fedprotip.inference.calibration import SURE as BINS_OF_SURENESS
 from fedprotip.messages import Message
 from fedprotip.methods.parts.calibration import Calibrating, bounded
 from fedprotip.settings import TrainSettings
@@ -31,7 +32,10 @@ def told(samples, right, best=SURE):
     distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
     distances[:, 900] = samples
     loss = samples * (0.05 + 0.1 * (torch.arange(len(TEMPERATURES)) - best).abs().double()).expand(len(WAYS), -1)
-    return Message("calibration", {"right": torch.tensor(right), "loss": loss.clone(), "distances": distances})
+    sure = torch.zeros(len(WAYS), len(TEMPERATURES), 2, BINS_OF_SURENESS, dtype=torch.int64)
+    sure[:, :, 0, -1], sure[:, :, 1, -1] = samples, torch.tensor(right)[:, None]
+    tensors = {"right": torch.tensor(right), "loss": loss.clone(), "hits": sure, "distances": distances}
+    return Message("calibration", tensors)
 
 
 def known(ends, *replies, aggregate="mean"):
@@ -76,6 +80,17 @@ def test_what_was_found_is_a_sum_where_two_have_the_most(ends):
     found = known(ends, told(20, [18, 10]), told(20, [18, 10]), told(10, [10, 8]))
     assert found["calibration/right"].tolist() == [46, 28]
     assert found["calibration/distances"].sum(1).tolist() == [50, 50]
+
+
+def test_newer_samples_count_more_but_for_the_choice_of_a_way(ends):
+    """Where unusual begins depends on how many classes there are; which way is right is counted over all samples."""
+    site, exchange = ends.site(), Calibrating(ANSWERING, TrainSettings())
+    for samples in (40, 20):
+        exchange.digest(iter(enumerate([told(samples, [samples, 0])])), site)
+    assert site.known["calibration/asked"].tolist() == [60]
+    assert site.known["calibration/right"].tolist() == [60, 0]
+    assert site.known["calibration/distances"].sum(1).tolist() == [20 + FADING * 40] * 2
+    assert site.known["calibration/hits"].sum().item() == (20 + FADING * 40) * 3 * len(TEMPERATURES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=3, max_size=8), st.data())

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedprotip
+from fedprotip.federation.aggregate import combine
 from fedprotip.inference import assemble
 from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, recall
 from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import Settings, TrainSettings
@@ -46,7 +50,7 @@ def check(message, classes, d, rank=0, columns=2):
 
 def summed(messages):
     d, columns = messages[0][1].tensors["sketches"].shape[1:]
-    return statistics.summed(messages, TrainSettings(), FeatureMap(d, columns=columns).omega)
+    return statistics.summed(messages, TrainSettings(), FeatureMap(d, columns=columns).omega, most=10**6)
 
 
 def nothing_known():
@@ -149,6 +153,78 @@ def test_stages_are_looked_at_side_by_side_and_by_their_roots(tmp_path):
     assert torch.equal(found.stacked, torch.cat([hidden, found.final], 1))
     assert message.tensors["sums"].sum(0).tolist() == pytest.approx(found.stacked.sqrt().sum(0).tolist(), rel=1e-4)
     check(message, 2, 2 * D)
+
+
+# Samples that were held back
+
+
+def all_labels(local):
+    return torch.cat([local.labels(), local.holding.held_back_labels(0)])
+
+
+def told_by_all(clients, exchange):
+    """The knowledge that follows from the answers of some clients."""
+    with torch.no_grad():
+        answers = [(number, exchange.answer(local)) for number, local in enumerate(clients)]
+    site = clients[0].site
+    exchange.receive(exchange.digest(combine(exchange, answers, site), site), site)
+    return site.known
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_samples_that_were_held_back_are_in_plain_sums(at, share):
+    settings, client = at(clients={"held_back": share}, statistics={"minimum": 1})
+    for number in range(3):
+        with torch.no_grad():
+            message = statistics.Statistics(settings).answer(client(number))
+        assert message.tensors["counts"].tolist() == torch.bincount(all_labels(client(number)), minlength=2).tolist()
+        statistics.Statistics(settings).check_sender(message, client(0).site, Sender(0, len(client(number).samples)))
+
+
+@pytest.mark.parametrize("how", [{"train": {"aggregate": "median"}}, {"statistics": {"rank": 4}}])
+def test_they_are_in_no_others_for_nobody_could_take_them_out(at, how):
+    how["statistics"] = {"minimum": 1} | how.get("statistics", {})
+    settings, client = at(clients={"held_back": 0.3}, **how)
+    with torch.no_grad():
+        message = statistics.Statistics(settings).answer(client(0))
+    assert message.tensors["counts"].sum() == len(client(0).samples)
+    known = client(0).site.known
+    statistics.remember(known, Sums.zeros(2, D, 2))
+    found = statistics.without_held_back(client(0), statistics.feature_options(settings))
+    assert all(found[name] is known[name] for name in known)
+
+
+@pytest.mark.parametrize("minimum", [1, 40])
+def test_a_client_takes_its_own_out_again(at, minimum):
+    """What is left are the sums of all samples of the others and of those it trains on; classes it left out too."""
+    settings, client = at(clients={"held_back": 0.3, "alpha": 0.3}, statistics={"minimum": minimum})
+    exchange = statistics.Statistics(settings, tells=True)
+    known = told_by_all([client(number) for number in range(3)], exchange)
+    for number in range(3):
+        local = client(number)
+        local.known.update(known)
+        with torch.no_grad():
+            found = recall(statistics.without_held_back(local, exchange.options))
+            held = [(local.network.embed(x).double(), y) for x, y in local.held_back(1000)]
+        keep = torch.bincount(all_labels(local), minlength=2)[held[0][1]] >= minimum
+        expected, own = recall(known), Sums.zeros(2, D, 2)
+        own.add(held[0][0][keep], held[0][1][keep], statistics.feature_map(local.network, exchange.options).omega)
+        assert found.counts.tolist() == (expected.counts - own.counts).tolist()
+        for part in ("sums", "moment", "sketches"):
+            assert torch.allclose(getattr(found, part), getattr(expected, part) - getattr(own, part), atol=1e-3)
+    assert any(len(client(number).holding.held_back(0)) for number in range(3))
+
+
+@given(st.integers(1, 400), st.sampled_from([0.05, 0.1, 0.25, 0.5, 0.9]))
+def test_counts_may_be_of_as_many_more_as_can_be_held_back(total, share):
+    """Whoever has n samples holds back the share of them, rounded down, but one at least is trained on."""
+    trained = total - min(int(share * total), max(total - 1, 0))
+    message = Message(statistics.KIND, {"counts": torch.tensor([total])}, {"withheld": 0})
+    statistics.check_counts(message, Sender(0, trained), 1, share)
+    for wrong in (trained + 1 + int(trained / (1 - share)), trained - 1):
+        message.tensors["counts"][0] = wrong
+        with pytest.raises(BadMessage, match="add up"):
+            statistics.check_counts(message, Sender(0, trained), 1, share)
 
 
 # What arrives

@@ -22,6 +22,7 @@ from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
+from fedprotip.methods.parts.statistics import feature_options, without_held_back
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
@@ -34,14 +35,15 @@ CALIBRATION = Kept(
         "right": Form("w", torch.float64),
         "loss": Form(f"w {len(TEMPERATURES)}", torch.float64),
         "hits": Form(f"w {len(TEMPERATURES)} 2 {SURE}", torch.float64),
-        "distances": Form(f"{len(MEASURES)} {BINS}", torch.int64),
+        "distances": Form(f"{len(MEASURES)} {BINS}", torch.float64),
+        "asked": Form("1", torch.float64),
     },
     artefact=True,
 )
 
 
 class Calibrating(Exchange):
-    """Clients score held-back samples with what they can answer by themselves."""
+    """Clients score held-back samples with what they can answer by themselves, had these never been summed."""
 
     name = "calibration"
 
@@ -49,7 +51,8 @@ class Calibrating(Exchange):
         self._answering, self._train = answering, train
 
     def answer(self, local: Local) -> Message:
-        inference = local.site.inference(self._answering, local.task)
+        known = without_held_back(local, feature_options(local.settings))
+        inference = local.site.inference(self._answering, local.task, known)
         return calibrate(local, inference, self._answering.tried, local.settings.evaluate.batch)
 
     def check(self, message: Message, site: Site) -> None:
@@ -84,10 +87,11 @@ class Calibrating(Exchange):
                 rates = tensor[seen].flatten(1) / samples[seen, None]
                 rate = middle(rates, samples[seen], self._train.aggregate, self._train.trim)
                 found[name] = (rate * samples.sum()).view(tensor.shape[1:])
-        found |= {"distances": distances.sum(0), "right": samples.sum() - wrong.sum(0)}
+        found |= {"distances": distances.sum(0).double(), "right": (samples.sum() - wrong.sum(0)).double()}
+        found["asked"] = samples.sum().double()[None]
         for name, tensor in found.items():
             known = site.known.get(f"calibration/{name}")
-            share = FADING if name in ("loss", "hits") else 1
+            share = 1 if name in ("right", "asked") else FADING
             site.known[f"calibration/{name}"] = tensor if known is None else share * known + tensor
 
 

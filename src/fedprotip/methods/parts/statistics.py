@@ -1,5 +1,6 @@
 """Class statistics, federated: what a client tells about its classes, and how the server adds it up."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,9 +28,11 @@ from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
+from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings, TrainSettings
 from fedprotip.store.events import Event, Withheld
+from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering, Options, WayPlan
 
 KIND = "statistics"
@@ -51,6 +54,9 @@ def kept(shared: bool) -> Kept:
 class Statistics(Exchange):
     """Sums of every client's features at the end of a task.
 
+    Where they are plain sums, samples that were held back are in them: whoever calibrates answers by its own can take
+    them out again (`without_held_back`).
+
     Args:
         tells: clients are told the sums of all (they calibrate answers by them).
         options: of the feature map; by default as the settings say.
@@ -63,9 +69,10 @@ class Statistics(Exchange):
         self._settings, self._tells = settings, tells
         self.options = options or feature_options(settings)
         self.combine = combination(settings)
+        self._held_back = settings.clients.held_back if self.combine == "sum" else 0.0
 
     def answer(self, local: Local) -> Message:
-        return gather(local, self.name, feature_map(local.network, self.options))
+        return gather(local, self.name, feature_map(local.network, self.options), held_back=self._held_back > 0)
 
     def check(self, message: Message, site: Site) -> None:
         change = feature_map(site.network, self.options)
@@ -73,13 +80,13 @@ class Statistics(Exchange):
         check_signs(message, positive=bool(change.width) or site.positive_features())
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
-        check_counts(message, sender, site.settings.statistics.minimum)
+        check_counts(message, sender, site.settings.statistics.minimum, self._held_back)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return sizes(message)
 
     def weight(self, message: Message, site: Site) -> float:
-        return weight(message, site.most)
+        return weight(message, site.most / (1 - self._held_back))
 
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return withheld(message, task, client)
@@ -109,7 +116,9 @@ def classes_of(site: Site) -> int:
     return len(site.network.labels[site.network.head_of(site.task)])
 
 
-def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | None = None) -> Message:
+def gather(
+    local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | None = None, held_back: bool = False
+) -> Message:
     """Sums over all training samples of a client, as the feature map sees them, with the model as it stands.
 
     The sum of very few samples would be close to a feature itself: classes with fewer than `statistics.minimum`
@@ -117,21 +126,19 @@ def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | N
 
     Args:
         tasks: whose samples are summed, their classes one after another; by default those of the task under way.
+        held_back: samples that were held back are summed too.
     """
     settings = local.settings
     parts = [replace(local, task=task) for task in ([local.task] if tasks is None else tasks)]
-    classes = [torch.tensor(part.site.classes[part.task]) for part in parts]
-    found = zip(parts, classes, strict=True)
-    counts = torch.cat([(part.labels()[:, None] == known).sum(0) for part, known in found])
+    counts = torch.cat([_numbers(part, held_back) for part in parts])
     told, first = counts >= settings.statistics.minimum, 0
     sums = Sums.zeros(len(counts), change.out, change.columns)
-    for part, known in zip(parts, classes, strict=True):
-        for inputs, labels in part.labelled(settings.evaluate.batch):
-            rows = first + (labels[:, None] == known).int().argmax(1)
-            keep = told[rows]
-            features = looked_at(local.network, inputs, change)
-            sums.add(change(features[keep.to(features.device)]), rows[keep], change.omega)
-        first += len(known)
+    for part in parts:
+        batches = part.labelled(settings.evaluate.batch)
+        own = told[first : (first := first + len(part.site.classes[part.task]))]
+        _enter(sums, part, batches, change, own, first - len(own))
+        if held_back:
+            _enter(sums, part, part.held_back(settings.evaluate.batch), change, own, first - len(own))
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "sketches": sums.sketches.float()}
     if rank := _rank(change.out, settings.statistics.rank):
         factor, rest = low_rank(sums.scatter(), rank)
@@ -139,6 +146,40 @@ def gather(local: Local, kind: str, change: FeatureMap, tasks: Sequence[int] | N
     else:
         tensors["moment"] = pack(sums.moment).float()
     return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
+
+
+def _numbers(local: Local, held_back: bool) -> Tensor:
+    """How many samples a client has of each class of the task (C,), with or without those it held back."""
+    labels = torch.cat([local.labels(), local.holding.held_back_labels(local.task)] if held_back else [local.labels()])
+    return (labels[:, None] == torch.tensor(local.site.classes[local.task])).sum(0)
+
+
+def _enter(
+    sums: Sums, local: Local, batches: Iterable[InputBatch], change: FeatureMap, told: Tensor, first: int = 0
+) -> None:
+    """Add samples of a task whose classes have the rows from `first` on, but for classes that are not told (C,)."""
+    known = torch.tensor(local.site.classes[local.task])
+    for inputs, labels in batches:
+        rows = (labels[:, None] == known).int().argmax(1)
+        keep = told[rows]
+        features = looked_at(local.network, inputs, change)
+        sums.add(change(features[keep.to(features.device)]), first + rows[keep], change.omega)
+
+
+def without_held_back(local: Local, options: Options) -> Tensors:
+    """What a client knows, as if nobody had been told of the samples that it holds back of the task under way.
+
+    Answers about these are then what they would be about any others. Sums of low rank, and those that trust no single
+    client, have none of them in the first place.
+    """
+    known = dict(local.known)
+    if combination(local.settings) != "sum" or COUNTS not in known:
+        return known
+    change, whole = feature_map(local.network, options), recall(local.known)
+    told = _numbers(local, held_back=True) >= local.settings.statistics.minimum
+    own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
+    _enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
+    return known | as_knowledge(whole.without(own))
 
 
 def looked_at(network: Network, inputs: Inputs, change: FeatureMap) -> Tensor:
@@ -219,12 +260,17 @@ def check_signs(message: Message, positive: bool) -> None:
         raise BadMessage("features that cannot be negative have negative sums")
 
 
-def check_counts(message: Message, sender: Sender, minimum: int) -> None:
-    """Raise BadMessage unless the counts of classes add up to the samples that the sender has."""
-    counts, withheld = message.tensors["counts"], message.meta["withheld"]
-    missing = (sender.samples or 0) - int(counts.sum())
-    if not withheld <= missing <= withheld * (minimum - 1):
-        raise BadMessage(f"its counts add up to {int(counts.sum())}, but it has {sender.samples} samples")
+def check_counts(message: Message, sender: Sender, minimum: int, held_back: float = 0.0) -> None:
+    """Raise BadMessage unless the counts of classes add up to the samples that the sender has.
+
+    held_back: the share of all its samples, rounded down, that it counts beside those it trains on.
+    """
+    counts, withheld, samples = message.tensors["counts"], message.meta["withheld"], sender.samples or 0
+    most = max(samples, math.floor(samples / (1 - held_back) + 1e-9))
+    least = max(samples, math.floor((samples - 1) / (1 - held_back) + 1e-9) + 1)
+    told = int(counts.sum())
+    if told + withheld > most or told + withheld * (minimum - 1) < least:
+        raise BadMessage(f"its counts add up to {told}, but it has {samples} samples to train on")
     if ((counts > 0) & (counts < minimum)).any():
         raise BadMessage(f"a class of fewer than {minimum} samples should be left out")
 
@@ -281,7 +327,12 @@ def remember(knowledge: Knowledge, new: Sums) -> None:
         rows = ((getattr(old, part), getattr(new, part)) for part in ("counts", "sums", "sketches"))
         counts, sums, sketches = (torch.cat(pair) for pair in rows)
         new = Sums(counts, sums, old.moment + new.moment, sketches)
-    knowledge.update({COUNTS: new.counts, SUMS: new.sums, MOMENT: pack(new.moment), SKETCHES: new.sketches})
+    knowledge.update(as_knowledge(new))
+
+
+def as_knowledge(sums: Sums) -> Tensors:
+    """Statistics by the names under which they are known."""
+    return {COUNTS: sums.counts, SUMS: sums.sums, MOMENT: pack(sums.moment), SKETCHES: sums.sketches}
 
 
 def feature_options(settings: Settings) -> Options:
