@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     add(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these three, or of attacks"
     )
+    add("--defaults", action="store_true", help="default settings instead of the paper's, for task")
     add("--against", type=Path, metavar="CHECKOUT", help="round and task beside the code of another checkout")
     add("--only", default="*", metavar="PATTERNS", help="attacks whose names are like one of these (a,b)")
     given = parser.parse_args(arguments)
@@ -85,7 +86,9 @@ def run(names: list[str], given: argparse.Namespace) -> None:
     for name in names:
         sizes = dict((QUICK if given.quick else FULL).get(name, {}))
         if name in RUNS:
-            sizes["size"] = sizes["size"]._replace(overrides=sizes["size"].overrides + tuple(given.set))
+            row = second_task.DEFAULTS if given.defaults else second_task.PAPER
+            overrides = sizes["size"].overrides + tuple(given.set)
+            sizes["size"] = sizes["size"]._replace(overrides=overrides, protocol=row)
         if name in CAMPAIGNS:
             kept = given.json and given.json.with_suffix(".cells.jsonl")
             sizes |= {"overrides": tuple(given.set), "only": given.only, "kept": kept}
@@ -112,7 +115,8 @@ def show(bench: Bench) -> None:
         print(f"  {case.name}: {case.agreement[0]} {case.agreement[1]:.1g}, {'agree' if case.agrees else 'DISAGREE'}")
         for side, seconds in case.seconds.items():
             peak = f"{case.peaks[side]:8.0f} MiB" if side in case.peaks else ""
-            print(f"    {side:20}{seconds:10.3g} s{peak}")
+            cpu = f"{case.cpu[side]:10.3g} CPU s" if side in case.cpu else ""
+            print(f"    {side:20}{seconds:10.3g} s{cpu}{peak}")
     for figure in bench.figures:
         limits = [f"{figure.better} {limit:g}" for limit in (figure.bar, figure.goal) if limit is not None]
         asked = f"  ({', '.join(limits)}: {figure.verdict})" if limits else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,13 +27,17 @@ Agree = Callable[[dict[str, Any]], Agreement]  # from the results of all sides
 
 
 class Case(NamedTuple):
-    """What was measured, by side: median seconds, median peak in MiB, and what a call returned."""
+    """What was measured, by side: median seconds, median peak in MiB, what a call returned, and median CPU seconds.
+
+    CPU seconds are the time that processors worked for a side: other work on the machine changes them less.
+    """
 
     name: str
     agreement: Agreement
     seconds: dict[str, float]
     peaks: dict[str, float]
     results: dict[str, Any]
+    cpu: Mapping[str, float] = MappingProxyType({})  # of sides in processes of their own, as far as they tell
 
     @property
     def agrees(self) -> bool:
@@ -101,11 +106,15 @@ class Bench:
             peaks[side].append(peak)
         middle = {side: sorted(calls, key=lambda r: r["seconds"])[len(calls) // 2] for side, calls in found.items()}
         seconds = {side: median(result["seconds"] for result in calls) for side, calls in found.items()}
-        return self._enter(name, agree(middle), seconds, peaks, middle)
+        told = {side: calls for side, calls in found.items() if all("cpu" in result for result in calls)}
+        cpu = {side: median(result["cpu"] for result in calls) for side, calls in told.items()}
+        return self._enter(name, agree(middle), seconds, peaks, middle, cpu)
 
-    def _enter(self, name: str, agreement: Agreement, seconds: Any, peaks: Any, results: dict[str, Any]) -> Case:
+    def _enter(
+        self, name: str, agreement: Agreement, seconds: Any, peaks: Any, results: Any, cpu: Any = MappingProxyType({})
+    ) -> Case:
         known = {side: median(values) for side, values in peaks.items() if None not in values}
-        self.cases.append(Case(name, agreement, seconds, known, results))
+        self.cases.append(Case(name, agreement, seconds, known, results, cpu))
         return self.cases[-1]
 
     def figure(
@@ -118,7 +127,7 @@ class Bench:
         self.figure(case, "times faster than the textbook", case.ratio())
 
     def to_json(self) -> dict[str, Any]:
-        cases = [case._asdict() | {"agrees": case.agrees} for case in self.cases]
+        cases = [case._asdict() | {"agrees": case.agrees, "cpu": dict(case.cpu)} for case in self.cases]
         for case in cases:
             del case["results"]
         figures = [figure._asdict() | {"verdict": figure.verdict} for figure in self.figures]

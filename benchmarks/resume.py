@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
@@ -15,18 +15,15 @@ import fedprotip
 from benchmarks import textbook
 from benchmarks.harness import Agreement, Bench
 from benchmarks.inside import Checkpoints, Tensors, move
+from benchmarks.runs import Stop
 from benchmarks.second_task import Size, cpu_scale
-
-
-class Stop(Exception):
-    """Ends a run in the middle of a task."""
 
 
 def resume(bench: Bench, size: Size) -> None:
     """A checkpoint after every round, ResNet-18 at scale cpu."""
     bench.say("resume: a run that is stopped in its second task")
     wanted, path = cpu_scale("fedprotip", bench.folder, size), bench.folder / "state.safetensors"
-    round_ = _stopped_run(wanted, [*size.overrides, "stream.tasks=2"], bench.folder / "run")
+    round_ = _stopped_run(wanted, size.overrides, bench.folder / "run")
     mine = Checkpoints(bench.folder / "run")
     theirs = deepcopy(mine.groups)
 
@@ -48,7 +45,7 @@ def resume(bench: Bench, size: Size) -> None:
     bench.speedup(case)
 
 
-def _stopped_run(wanted: dict[str, Any], overrides: list[str], path: Path) -> float:
+def _stopped_run(wanted: dict[str, Any], overrides: Iterable[str], path: Path) -> float:
     """Seconds of a later round of the second task; in the first one the prefix cache is filled."""
     taken: list[float] = []
 

@@ -1,36 +1,62 @@
-"""Runs by nothing but `fedprotip.run` and `fedprotip.extend`, so that another checkout can do them too."""
+"""Runs by nothing but `fedprotip.run` and `fedprotip.resume`, so that another checkout can do them too."""
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import fedprotip
+from fedprotip.paper.protocols import layered, protocol
+
+Clocks = tuple[float, float]
+"""Seconds, and seconds that processors have worked for this process."""
 
 
-def first_task(settings: dict[str, Any], overrides: list[str], path: str) -> str:
-    """A run of the first task; where the package is that did it."""
-    fedprotip.run(settings, overrides, path)
+class Stop(Exception):
+    """Ends a run that has been measured."""
+
+
+def first_task(row: list[str], changes: dict[str, Any], overrides: list[str], path: str) -> str:
+    """A run of a row (protocol, name) at scale cpu, stopped after its first task; where the package is that did it."""
+    table, name = row
+    with suppress(Stop):
+        fedprotip.run(layered(protocol(table).row(name).at("cpu"), changes), overrides, path, [_until(1)])
     return str(fedprotip.__file__)
 
 
 def next_task(base: str, path: str, what: str = "task") -> dict[str, Any]:
-    """Extend a copy of a run by its second task: seconds of the whole task or of its last round, and of its phases."""
+    """A copy of such a run, up to the end of its second task: seconds of it or of its last round, and of its phases."""
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(base, path)
-    stamps: dict[tuple[str, int | None], float] = {}
+    begun, rounds, ends = list[Clocks](), list[Clocks](), list[Clocks]()
+    told: dict[str, Any] = {}
+
+    def watch(event: Any) -> None:
+        fields, now = dict(event), (perf_counter(), process_time())
+        places = {("start", None): begun, ("round", 1): rounds, ("task", 1): ends}
+        if (place := places.get((fields["event"], fields.get("task")))) is not None:
+            place.append(now)
+            told[fields["event"]] = fields.get("seconds")
+
+    with suppress(Stop):
+        fedprotip.resume(path, [watch, _until(2)])
+    (since, worked), (now, work) = rounds[-2:] if what == "round" else (begun[0], ends[0])
+    seconds = told["round"] if what == "round" else now - since  # the checkpoint between two rounds counts for neither
+    return {"seconds": seconds, "cpu": work - worked, **told["task"]}
+
+
+def _until(task: int) -> Callable[[Any], None]:
+    """Stops a run as soon as a round of this task is over: the last checkpoint is the one before the task."""
 
     def watch(event: Any) -> None:
         fields = dict(event)
-        stamps[fields["event"], fields.get("task")] = perf_counter()
+        if (fields["event"], fields.get("task")) == ("round", task):
+            raise Stop
 
-    fedprotip.extend(path, 1, observers=[watch])
-    events = [event for event in records(path, "events.jsonl") if event.get("task") == 1]
-    rounds = [event["seconds"] for event in events if event["event"] == "round"]
-    phases = next(event["seconds"] for event in events if event["event"] == "task")
-    whole = stamps["task", 1] - stamps["start", None]
-    return {"seconds": rounds[-1] if what == "round" else whole, **phases}
+    return watch
 
 
 def records(run: str | Path, log: str) -> list[dict[str, Any]]:

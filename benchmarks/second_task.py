@@ -1,9 +1,9 @@
 """round and task: what comes after the first task, beside FedAvg; also beside the code of another checkout.
 
-The CIFAR-100 row of `fedprotip reproduce table1 --scale cpu`: a run of one task, extended by a second one.
+The CIFAR-100 row of `fedprotip reproduce table1 --scale cpu`, or the same with default settings (`reproduce single`):
+the second task of a run of ten, which was stopped after its first.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -19,11 +19,13 @@ from benchmarks.project import operations
 from fedprotip import UsageError
 from fedprotip.models.capture import find_layers
 from fedprotip.paper.anchors import find
-from fedprotip.paper.protocols import layered, protocol
-from fedprotip.settings import Settings, load
+from fedprotip.paper.protocols import protocol
+from fedprotip.settings import Settings, layered, load
 
-CLASSES = 10
-"""Classes of a task, as in CIFAR-100 in ten tasks."""
+CLASSES = 100
+"""In ten tasks, as those of CIFAR-100."""
+PAPER, DEFAULTS = "table1", "single"
+"""Protocols whose rows have the paper's own settings, or the defaults."""
 METHODS = ("fedprotip", "fedavg")
 WITHIN = 1.03
 """How much more seconds and memory than another checkout the present code may need."""
@@ -36,15 +38,25 @@ class Size(NamedTuple):
     test: int = 100
     rounds: int = 3
     overrides: tuple[str, ...] = ()
+    protocol: str = PAPER
+
+
+def row(method: str, size: Size) -> list[str]:
+    """Protocol and name of the row with α = 0.5."""
+    return [size.protocol, f"cifar100-a0.5-{method}"]
+
+
+def changes(folder: Path, size: Size) -> dict[str, Any]:
+    """What is changed of its settings at scale cpu."""
+    wanted: dict[str, Any] = {"train": {"rounds": size.rounds}}
+    if not any(change.startswith("data.name") for change in size.overrides):
+        wanted["data"] = inputs.write_dataset(folder, CLASSES, size.train, size.test, side=32)
+    return wanted
 
 
 def cpu_scale(method: str, folder: Path, size: Size) -> dict[str, Any]:
-    """Settings of the row with α = 0.5 for one task."""
-    wanted = layered(protocol("table1").row(f"cifar100-a0.5-{method}").at("cpu"), {"train": {"rounds": size.rounds}})
-    wanted["stream"] |= {"tasks": 1, "task_size": CLASSES}
-    if not any(change.startswith("data.name") for change in size.overrides):
-        wanted["data"] = inputs.write_dataset(folder, 2 * CLASSES, size.train, size.test, side=32)
-    return wanted
+    table, name = row(method, size)
+    return layered(protocol(table).row(name).at("cpu"), changes(folder, size))
 
 
 def round(bench: Bench, size: Size) -> None:
@@ -52,27 +64,31 @@ def round(bench: Bench, size: Size) -> None:
 
     It is the last one because in the first the outputs of the frozen prefix are computed.
     """
-    wanted = {method: cpu_scale(method, bench.folder, size) for method in METHODS}
-    base = {method: _learn(bench, method, wanted[method], size.overrides) for method in METHODS}
+    if size.protocol == DEFAULTS:
+        raise UsageError("The textbook's rounds follow the paper's settings; measure the defaults with: task.")
+    base = {method: _learn(bench, method, method, size) for method in METHODS}
+    wanted = cpu_scale("fedprotip", bench.folder, size)
     ours, fedavg, plain = (str(bench.folder / name) for name in ("ours", "fedavg", "textbook.safetensors"))
     sides = {
         "ours": (runs.next_task, base["fedprotip"], ours, "round"),
-        "textbook": (plain_rounds, wanted["fedprotip"], [*size.overrides, "stream.tasks=2"], base["fedprotip"], plain),
+        "textbook": (plain_rounds, wanted, list(size.overrides), base["fedprotip"], plain),
         "fedavg": (runs.next_task, base["fedavg"], fedavg, "round"),
     }
-    paths = Path(ours), Path(plain), Path(base["fedprotip"])
-    case = bench.measure_apart("second task", sides, lambda _: inputs.same_models(*paths))
+    case = bench.measure_apart(
+        "second task", sides, lambda _: inputs.same_models(model(ours), Path(plain), model(base["fedprotip"]))
+    )
     sent = [sum(runs.sizes(run, "model", task=1)) for run in (ours, fedavg)]
     bench.speedup(case)
     bench.figure(case, "times a round of FedAvg", case.ratio("ours", "fedavg"), "≤")
     bench.figure(case, "times FedAvg's model bytes per round", sent[0] / sent[1], "≤", 0.85)
 
 
-def _learn(bench: Bench, side: str, wanted: dict[str, Any], overrides: Iterable[str], source: Path = SOURCE) -> str:
-    """The folder of a run of the first task, by the package in `source`."""
+def _learn(bench: Bench, side: str, method: str, size: Size, source: Path = SOURCE) -> str:
+    """The folder of a run that is stopped after its first task, by the package in `source`."""
     bench.say(f"{bench.name}: first task of {side}")
     base = str(bench.folder / f"base {side}")
-    used, _ = run_apart(runs.first_task, wanted, list(overrides), base, source=source)
+    told = row(method, size), changes(bench.folder, size), list(size.overrides), base
+    used, _ = run_apart(runs.first_task, *told, source=source)
     if not Path(used).is_relative_to(source):
         raise UsageError(f"{source.parent} is not a checkout: it has no src/fedprotip.")
     return base
@@ -83,7 +99,7 @@ def plain_rounds(wanted: dict[str, Any], overrides: list[str], base: str, path: 
     settings = load(wanted, overrides)
     stream, bases, seconds = inside.build_stream(settings), _bases(base), 0.0
     network = inside.network_of(settings, stream, task=1)
-    textbook.load(network, load_file(Path(base) / "model.safetensors"))
+    textbook.load(network, load_file(model(base)))
     for round_ in range(settings.train.rounds):
         start = perf_counter()
         textbook.load(network, textbook.train_round(network, stream, settings, bases, 1, round_))
@@ -96,15 +112,16 @@ def task(bench: Bench, size: Size) -> None:
     """A whole task after the first, FedProTIP against FedAvg, ResNet-18 at scale cpu."""
     folder, sides = bench.folder, {}
     for side, method in (("ours", "fedprotip"), ("textbook", "fedavg"), ("fedavg", "fedavg")):
-        overrides = (*size.overrides, "run.cache_mb=0") if side == "textbook" else size.overrides
-        base = _learn(bench, side, cpu_scale(method, folder, size), overrides)
-        sides[side] = runs.next_task, base, str(folder / side)
-    paths = folder / "fedavg", folder / "textbook", folder / "base textbook"  # the cache must change nothing
-    case = bench.measure_apart("second task", sides, lambda _: inputs.same_models(*paths))
-    settings = load(cpu_scale("fedprotip", folder, size), [*size.overrides, "stream.tasks=2"])
+        cached = size if side != "textbook" else size._replace(overrides=(*size.overrides, "run.cache_mb=0"))
+        sides[side] = runs.next_task, _learn(bench, side, method, cached), str(folder / side)
+    places = folder / "fedavg", folder / "textbook", folder / "base textbook"  # the cache must change nothing
+    case = bench.measure_apart("second task", sides, lambda _: _same(*places))
+    settings = load(cpu_scale("fedprotip", folder, size), list(size.overrides))
     bound, share = _projection(settings, sides["ours"][1])
     beside = case.seconds["fedavg"] + bound / 1e9 / bench.machine["gflops"]
-    bench.figure(case, "times FedAvg with the same products and cache", case.ratio("ours", "fedavg"), "≤", 1.3, 1.1)
+    what = "times FedAvg with the same products and cache"
+    bench.figure(case, what, case.ratio("ours", "fedavg"), "≤", 1.3, 1.1)
+    bench.figure(case, f"{what}, by CPU seconds", case.cpu["ours"] / case.cpu["fedavg"], "≤", 1.3, 1.1)
     bench.figure(case, "times FedAvg without cache", case.ratio("ours", "textbook"), "≤", 1.0)
     what = "times (FedAvg with the same cache + arithmetic bound of projection)"
     bench.figure(case, what, case.seconds["ours"] / beside, "≤", 1.25, 1.1)
@@ -137,31 +154,42 @@ def _projection(settings: Settings, base: str) -> tuple[float, float]:
     return settings.train.rounds * step * steps, mean(ranks[layer.name] / layer.d for layer in layers)
 
 
-def _bases(run: str) -> dict[str, Tensor]:
-    """Φ of every layer, from a run folder."""
-    tensors = load_file(Path(run) / "subspaces.safetensors")
-    return {name.removeprefix("layers/"): basis for name, basis in tensors.items() if name.startswith("layers/")}
+def _bases(run: str | Path) -> dict[str, Tensor]:
+    """Φ of every layer, as a run left it that was stopped."""
+    known = inside.Checkpoints(Path(run)).groups["known-subspaces"]
+    prefix = "subspaces/layers/"
+    return {name.removeprefix(prefix): basis for name, basis in known.items() if name.startswith(prefix)}
+
+
+def model(run: str | Path) -> Path:
+    """A file with the model of a run that was stopped after a task."""
+    path = Path(f"{run}.safetensors")
+    save_file(inside.Checkpoints(Path(run)).groups["model"], path)
+    return path
+
+
+def _same(run: Path, other: Path, start: Path, tolerance: float = 1e-2) -> Agreement:
+    return inputs.same_models(model(run), model(other), model(start), tolerance)
 
 
 def compare(bench: Bench, other: Path, size: Size) -> None:
     """The second task by the present code and by that of another checkout, FedProTIP and FedAvg in turns."""
     folder, sides, sources = bench.folder, {}, {}
     for method in METHODS:
-        wanted = cpu_scale(method, folder, size)
         for side, source in ((method, SOURCE), (f"{method} before", other.resolve() / "src")):
-            base, sources[side] = _learn(bench, side, wanted, size.overrides, source), source
+            base, sources[side] = _learn(bench, side, method, size, source), source
             sides[side] = runs.next_task, base, str(folder / side), bench.name
 
     def agree(results: dict[str, Any]) -> Agreement:
-        found = [
-            inputs.same_models(folder / method, folder / f"{method} before", folder / f"base {method} before", 5e-2)
-            for method in METHODS
-        ]
+        found = []
+        for method in METHODS:
+            places = folder / method, folder / f"{method} before", folder / f"base {method} before"
+            found.append(_same(*places, tolerance=5e-2))
         return max(found, key=lambda agreement: agreement[1])
 
     case = bench.measure_apart("now and before", sides, agree, sources)
     for method in METHODS:
-        for what, by_side in (("seconds", case.seconds), ("peak memory", case.peaks)):
+        for what, by_side in (("seconds", case.seconds), ("CPU seconds", case.cpu), ("peak memory", case.peaks)):
             if by_side:
                 ratio = by_side[method] / by_side[f"{method} before"]
                 bench.figure(case, f"{method}: times the {what} of before", ratio, "≤", WITHIN)

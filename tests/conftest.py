@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import fedprotip.api  # noqa: F401  # all methods and datasets have their names
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The machines are shared and noisy: a slow example is not a failure.

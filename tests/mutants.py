@@ -191,6 +191,20 @@ MUTANTS = [
         "wrong.topk(2, dim=0).values[0]",
         ("tests/methods/parts/test_calibration.py",),
     ),
+    Mutant(
+        "ways are tried on samples that the statistics know",
+        "methods/parts/calibration.py",
+        "whole.without(own)",
+        "whole.without(own.times(0))",
+        ("tests/methods/parts/test_statistics.py",),
+    ),
+    Mutant(
+        "unusual is what was unusual among fewer classes",
+        "methods/parts/calibration.py",
+        'in ("right", "asked") else FADING',
+        'in ("right", "asked") else 1',
+        ("tests/methods/parts/test_calibration.py",),
+    ),
     # Task identity and metrics
     Mutant(
         "references grow with the number of samples",

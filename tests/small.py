@@ -32,6 +32,23 @@ TENSORS = ("model.safetensors", "subspaces.safetensors", "references.safetensors
 NOT_EXACT = ("seconds", "peak_rss_mb", "peak_gpu_mb")
 
 
+MAKING = {"synthesis_rounds": 3, "synthesis_batch": 8, "generator_steps": 2, "warmup": 1, "student_steps": 2}
+MADE = {**MAKING, "width": 4, "noise": 8, "pool": 20, "batch": 16}
+PROXY = {"memory": 24, "disturb_steps": 2, "steps": 3, "iterates": 2}
+REDUCED = {
+    "fot": {"width": 32},
+    "stsa": {"features": 48},
+    "glfc": PROXY,
+    "lga": {**PROXY, "ignored": 1},
+    "target": {**MADE, "reuse": True},
+    "lode": MADE,
+    "lander": MADE,
+    "pec": {"width": 4, "outputs": 8, "teacher": 3, "batch": 4, "lr": 0.01},
+    "scr": {"buffer": 40, "retrieve": 16, "projection": 8},
+}
+"""Methods whose defaults are large: every part of them at smaller size."""
+
+
 def small(*overrides, **sections):
     """The small settings with changed sections and `key=value` overrides."""
     raw = deepcopy(SMALL)

@@ -18,6 +18,7 @@ from fedprotip import RunError, UsageError
 from fedprotip.federation.aggregate import Average
 from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
+from fedprotip.settings import load
 from fedprotip.store.folder import RunFolder
 from fedprotip.subspace.basis import core_basis
 
@@ -117,8 +118,20 @@ def test_a_wrong_result_of_ours_is_noticed(bench, name, monkeypatch):
 
 
 def test_a_task_is_compared_with_fedavg_as_it_is(bench):
-    (figure,) = [figure for figure in bench("task").figures if "same products and cache" in figure.name]
-    assert (figure.better, figure.bar, figure.goal) == ("≤", 1.3, 1.1)
+    found = bench("task")
+    compared = [figure for figure in found.figures if "same products and cache" in figure.name]
+    assert [figure.name.partition(", ")[2] for figure in compared] == ["", "by CPU seconds"]
+    assert {(figure.better, figure.bar, figure.goal) for figure in compared} == {("≤", 1.3, 1.1)}
+    (case,) = found.cases
+    assert compared[1].value == case.cpu["ours"] / case.cpu["fedavg"] > 0
+
+
+def test_default_settings_have_rows_of_their_own(tmp_path):
+    size = TINY["task"]["size"]._replace(overrides=(), protocol=second_task.DEFAULTS)
+    assert second_task.cpu_scale("fedprotip", tmp_path, size)["stream"] == {"tasks": 10}
+    assert load(second_task.cpu_scale("fedprotip", tmp_path, size)).method.budget == "tasks"
+    with pytest.raises(UsageError, match="measure the defaults with: task"):
+        second_task.round(Bench("round", tmp_path, 1, SMALL_MACHINE), size)
 
 
 def test_medians_of_sides_that_take_turns(bench, monkeypatch, tmp_path):
@@ -143,8 +156,10 @@ def test_medians_of_sides_that_take_turns(bench, monkeypatch, tmp_path):
 def other(tmp_path):
     """A checkout whose package can do next to nothing."""
     package = tmp_path / "other" / "src" / "fedprotip"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("class RunError(Exception): ...\n\n\ndef run(settings, overrides, out): ...\n")
+    (package / "paper").mkdir(parents=True)
+    (package / "__init__.py").write_text("class RunError(Exception): ...\n\n\ndef run(*arguments): ...\n")
+    protocols = "class protocol:\n    __init__ = lambda *names: None\n    row = at = lambda self, name: self\n"
+    (package / "paper" / "protocols.py").write_text(protocols + "\n\nlayered = protocol\n")
     return tmp_path / "other"
 
 
@@ -161,7 +176,7 @@ def test_the_present_code_beside_another_checkout(bench, other, tmp_path, monkey
     assert list(case.seconds) == ["fedprotip", "fedprotip before", "fedavg", "fedavg before"]
     assert case.agreement[1] == 0.0
     assert [(figure.value, figure.bar) for figure in found.figures if "peak" in figure.name] == [(1.0, 1.03)] * 2
-    assert len(found.figures) == 4
+    assert len(found.figures) == 6
 
 
 def test_a_folder_without_the_package_is_refused(bench, tmp_path):
@@ -171,7 +186,7 @@ def test_a_folder_without_the_package_is_refused(bench, tmp_path):
 
 def test_a_function_in_a_process_of_its_own(other, tmp_path):
     """With the package of another checkout, which is there without torch."""
-    used, peak = apart.run_apart(runs.first_task, {}, [], str(tmp_path), source=other / "src")
+    used, peak = apart.run_apart(runs.first_task, ["table", "row"], {}, [], str(tmp_path), source=other / "src")
     assert used == str(other / "src" / "fedprotip" / "__init__.py")
     assert peak or not CLEAR.exists()
     with pytest.raises(RunError, match=r"^The process of benchmarks.runs records failed: FileNotFoundError"):
@@ -209,7 +224,7 @@ def test_tables_and_json(call, tmp_path):
     assert (found["machine"], found["quick"]) == (SMALL_MACHINE, True)
     assert [one["name"] for one in found["results"]] == ["average", "project"]
     (case,), (figure,) = found["results"][0]["cases"], found["results"][0]["figures"]
-    assert set(case) == {"name", "agreement", "agrees", "seconds", "peaks"}
+    assert set(case) == {"name", "agreement", "agrees", "seconds", "peaks", "cpu"}
     assert case["peaks"].get("textbook", 0) > 0 or not CLEAR.exists()
     assert set(figure) == {"case", "name", "value", "better", "bar", "goal", "verdict"}
 

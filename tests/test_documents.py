@@ -26,7 +26,7 @@ from tests.test_layers import ORDER
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING, CHANGELOG = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
 EXTEND, ARCHITECTURE = (ROOT / "docs" / f"{name}.md" for name in ("extend", "architecture"))
-DOCUMENTS = [README, CONTRIBUTING, CHANGELOG, *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, CONTRIBUTING, CHANGELOG, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands():

@@ -9,7 +9,19 @@ import fedprotip
 
 ROOT = Path(fedprotip.__file__).parent
 ORDER = [
-    *("errors", "seeds", "settings", "messages", "store", "subspace", "stream", "models", "inference", "methods"),
+    *(
+        "errors",
+        "lazy",
+        "seeds",
+        "settings",
+        "messages",
+        "store",
+        "subspace",
+        "stream",
+        "models",
+        "inference",
+        "methods",
+    ),
     *("evaluation", "federation", "report", "api", "cells", "paper", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))

@@ -1,19 +1,23 @@
 """Run folders that are damaged or a stranger's: no traceback, no hang, no silent change, nothing outside is touched."""
 
 import os
+import random
 import shutil
 import traceback
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import fedprotip
 from fedprotip.api import inspect
+from fedprotip.methods import base
 from fedprotip.report import write_report
 from fedprotip.report.rundata import RunData
 from fedprotip.store.objects import sealed, unsealed
 from tests import damage
+from tests.conformance.test_methods import REDUCED
 from tests.sites import through
 from tests.small import NOT_EXACT, forged, quick, small
 from tests.watchdog import in_time
@@ -206,6 +210,44 @@ def test_a_finished_run_without_its_checkpoint_answers_and_is_not_begun_again(co
     assert "has no checkpoint: it answers, but cannot be continued" in told(folder, resumed)
     assert answers(folder) == before
     assert (folder / "events.jsonl").stat().st_size
+
+
+# Files of every method
+
+METHODS = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
+QUICKLY = ("pec", "scr")
+
+
+@pytest.mark.parametrize("method", [pytest.param(n, marks=() if n in QUICKLY else pytest.mark.slow) for n in METHODS])
+def test_damaged_files_of_any_method_are_refused_in_one_sentence(tmp_path, monkeypatch, method):
+    """Students, prototypes, pools, statistics, subspaces: flipped bytes always, forged ones where they cannot be."""
+    quick(monkeypatch)
+    clients = {"count": 1 if method == "gpm" else 2}
+    options = {"name": method, **REDUCED.get(method, {})}
+    whole = tmp_path / "whole"
+    fedprotip.run(small(**{**TINY, "clients": clients, "method": options}), out=whole)
+    expected, chance = answers(whole), random.Random(0)
+    assert inspect(whole)["answers"] == "yes"
+    for file in sorted(path.name for path in whole.glob("*.safetensors") if path.name != "data.safetensors"):
+        folder = Path(shutil.copytree(whole, tmp_path / "run"))
+        data = bytearray((folder / file).read_bytes())
+        data[-3] ^= 1
+        (folder / file).write_bytes(data)
+        assert "intact" not in inspect(folder)["files"][file]
+        assert file in told(folder, answers)
+        assert inspect(folder)["answers"] == told(folder, answers)
+        held = load((whole / file).read_bytes())
+        for key in sorted(held) if len(held) < 8 else chance.sample(sorted(held), 8):
+            for _ in range(3):
+                damage.vouched(folder, file, save(held | damage.bad_tensor(key, held[key], chance)))
+                found = told(folder, answers)
+                assert isinstance(found, str) or len(found) == len(expected)
+            read = not key.startswith("extras.")  # which only learning needs
+            if file in ("students.safetensors", "prototypes.safetensors", "model.safetensors") and read:
+                damage.vouched(folder, file, save(held | {key: torch.cat([held[key], held[key]])}))
+                assert isinstance(told(folder, answers), str), key
+                assert inspect(folder)["answers"] == told(folder, answers)
+        shutil.rmtree(folder)
 
 
 # Many

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedprotip import settings as settings_file
-from fedprotip.errors import RunError, UnknownName, UsageError, shortened
+from fedprotip.errors import FedprotipError, RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
 from fedprotip.federation.engines.pool import modules_of
@@ -24,6 +24,7 @@ from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
 from fedprotip.federation.needs import check_memory, needs, products
 from fedprotip.federation.server import Progress, Server
+from fedprotip.inference import predictor
 from fedprotip.messages import BadMessage
 from fedprotip.methods import create_method
 from fedprotip.methods.parts.training import build_optimizer
@@ -168,7 +169,17 @@ def inspect(path: str | Path) -> dict[str, Any]:
         facts["tasks done"] = summary.tasks
         facts["accuracy"] = {mode: round(value, 2) for mode, value in summary.accuracy.items()}
         facts["forgetting"] = {mode: round(value, 2) for mode, value in summary.forgetting.items()}
-    return facts | {"versions": manifest.versions, "files": folder.verify(), "to continue": folder.examine()}
+    facts |= {"versions": manifest.versions, "files": folder.verify(), "to continue": folder.examine()}
+    return facts | ({"answers": _answers(folder)} if manifest.status == "finished" else {})
+
+
+def _answers(folder: RunFolder) -> str:
+    """Whether a finished run answers, or the sentence with which it refuses to."""
+    try:
+        predictor.load(folder.path)
+    except FedprotipError as error:
+        return str(error)
+    return "yes"
 
 
 def check(settings: Settings, stream: Stream | None = None) -> Network:

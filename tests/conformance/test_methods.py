@@ -14,10 +14,11 @@ import fedprotip
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.engines.local import LocalEngine
+from fedprotip.federation.parcels import STEP
 from fedprotip.messages import Message
 from fedprotip.methods import base
 from fedprotip.settings import KNOWN
-from tests.small import quick, results, small
+from tests.small import REDUCED, quick, results, small
 
 REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
 OWN = {"replay": "tests.conformance.methods.replay", "dream": "tests.conformance.methods.dream"}
@@ -25,21 +26,6 @@ SHORT = ("fedavg", "fedprotip", "lda", "fedlwf", *OWN)
 """In `make test`; every other one is in `make test-all`."""
 METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow, id=name) for name in (*REGISTERED, *OWN)]
 SEVERAL = [given for given in METHODS if given.id != "gpm"]
-MAKING = {"synthesis_rounds": 3, "synthesis_batch": 8, "generator_steps": 2, "warmup": 1, "student_steps": 2}
-MADE = {**MAKING, "width": 4, "noise": 8, "pool": 20, "batch": 16}
-PROXY = {"memory": 24, "disturb_steps": 2, "steps": 3, "iterates": 2}
-REDUCED = {
-    "fot": {"width": 32},
-    "stsa": {"features": 48},
-    "glfc": PROXY,
-    "lga": {**PROXY, "ignored": 1},
-    "target": {**MADE, "reuse": True},
-    "lode": MADE,
-    "lander": MADE,
-    "pec": {"width": 4, "outputs": 8, "teacher": 3, "batch": 4, "lr": 0.01},
-    "scr": {"buffer": 40, "retrieve": 16, "projection": 8},
-}
-"""Methods whose defaults are large: every part of them at smaller size."""
 CLIENTS = {"count": 4, "fraction": 0.75, "roster": {"1": "0-2,5", "2": "1-3,5"}, "held_back": 0.1}
 """Three of four train in a round; from task to task some leave and some join."""
 
@@ -199,3 +185,70 @@ def test_a_bad_client_is_left_out_and_named(tmp_path, monkeypatch, method, fault
     ups = [line for line in lines if line["client"] == 1 and line["direction"] == "up" and line["kind"] != "presence"]
     assert all(line["status"] == "rejected" for line in ups)
     assert bool(ups) == (fault != "nothing")
+
+
+def times(factor, most):
+    """Every number of a reply many times as large; of integers the largest that are still possible."""
+
+    def change(message):
+        tensors = {n: t * factor if t.is_floating_point() else t * most for n, t in message.tensors.items()}
+        return Message(message.kind, tensors, message.meta)
+
+    return change
+
+
+def largest(message):
+    tensors = {
+        name: torch.full_like(tensor, torch.finfo(tensor.dtype).max if tensor.is_floating_point() else 2**62)
+        for name, tensor in message.tensors.items()
+    }
+    return Message(
+        message.kind, tensors, {n: 2**39 if type(v) is int and n != STEP else v for n, v in message.meta.items()}
+    )
+
+
+def turned(message):
+    return Message(
+        message.kind,
+        {name: tensor.flip(0) if tensor.dim() else tensor for name, tensor in message.tensors.items()},
+        message.meta,
+    )
+
+
+def deep(message):
+    nested = []
+    for _ in range(400):
+        nested = [nested]
+    return Message(
+        message.kind,
+        message.tensors,
+        {n: v if n == STEP else nested for n, v in message.meta.items()} | {"more": "x" * 10**5},
+    )
+
+
+CROWD = ("clients.count=5", "clients.fraction=1", "clients.roster={}", "train.head_start=closed")
+LIES = (times(1e6, 1), times(-1.0, 1), largest, times(0.0, 1), times(1e30, 2**20), turned, times(0.0, 0), deep)
+"""Finite numbers, but for the last one: what a check of shapes and of NaN lets through."""
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(place, marks=pytest.mark.slow) for place in (3, 6))])
+@pytest.mark.parametrize("method", SEVERAL)
+def test_no_lie_of_one_client_ends_a_run(tmp_path, monkeypatch, method, first):
+    """Client 1 lies with every answer but the first, each time in another way; nobody else is left out."""
+    original, told = ApartEngine._deliver, []
+
+    def deliver(self, client, parcel):
+        reply = original(self, client, parcel)
+        if client != 1 or reply.kind == "presence":
+            return reply
+        told.append(reply.kind)
+        return LIES[(first + len(told)) % len(LIES)](reply)
+
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    summary = fedprotip.run(settings(method, "run.engine=apart", "train.lr=0.01", *CROWD), out=tmp_path / "r")
+    assert summary["tasks"] == 3
+    assert len(told) >= 3
+    lines = (tmp_path / "r" / "events.jsonl").read_text().splitlines()
+    assert max(map(len, lines)) <= 2000
+    failures = [event for event in map(json.loads, lines) if event["event"] == "failure"]
+    assert {event["client"] for event in failures} == {1}

@@ -213,14 +213,19 @@ def test_settings_that_are_refused_end_the_campaign(tmp_path):
         attacks.attacks(bench, only="weights_times_100", overrides=("train.rate=1",), **sizes)
 
 
+FEW = ["clients.count=5", "stream.tasks=2", "train.rounds=2", "train.epochs=1", "data.train_limit=40"]
 HONEST_RUNS = {
     "fifty clients": ["clients.count=50", "stream.tasks=2"],
     "five clients": ["clients.count=5"],
     "a part of the clients": ["clients.count=10", "clients.fraction=0.4", "clients.alpha=0.1"],
-    "closed start": ["clients.count=8", "train.head_start=closed", "train.momentum=0.9"],
+    "momentum": ["clients.count=8", "train.momentum=0.9"],
+    "random start": ["clients.count=10", "clients.fraction=0.4", "train.head_start=random", "train.fall=none"],
+    "random start, momentum": ["clients.count=8", "train.momentum=0.9", "train.head_start=random", "train.fall=none"],
     "Adam": ["clients.count=8", "train.optimizer=Adam", "train.lr=0.003"],
     "norm layers": ["clients.count=5", "model.name=small_cnn", "model.width=16", "stream.tasks=2", "model.norm=track"],
     "permuted pixels": ["clients.count=8", "stream.scenario=domain", "stream.domains=permute", "stream.task_size=0"],
+    "turned digits": ["clients.count=8", "stream.scenario=domain", "stream.domains=rotate", "stream.task_size=0"],
+    "frozen ResNet": ["model.name=resnet18", "model.freeze=layer3", "model.freeze_from=start", *FEW],
     "energies": ["clients.count=8", "method.merge=energy", "method.rank_rule=energy", "method.threshold=0.9"],
     "FedAvg": ["clients.count=6", "method.name=fedavg", "train.rounds=8"],
     "lda": ["clients.count=8", "method.name=lda"],

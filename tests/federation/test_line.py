@@ -9,9 +9,9 @@ from fedprotip.federation.parcels import Reply
 from fedprotip.messages import Message
 
 
-def measured(client, size, effort=1.0, refused=""):
+def measured(client, size, effort=1.0, refused="", least=0.0):
     message = Message("model", {"w": tensor([float(client)])}, {"n": client})
-    return Measured(Reply(client, message), refused, message.nbytes, {"update": size}, effort)
+    return Measured(Reply(client, message), refused, message.nbytes, {"update": size}, {"update": least}, effort)
 
 
 def judged(sizes, slack=4.0, known=None, efforts=None):
@@ -34,6 +34,16 @@ def test_one_many_times_as_large_as_all_others_is_left_out_wherever_it_stands():
         assert judged(sizes) == [place]
         sizes[place] = 4.0
         assert judged(sizes) == []
+
+
+def test_what_any_reply_may_have_is_not_told_apart_and_excuses_nobody():
+    """One that did next to nothing in a single step is no reason for another to move twenty times as far in twenty."""
+    for size, refused in ((4.0, []), (4.1, [2])):
+        sizes, efforts = (0.01, 0.02, size), (1.0, 1.0, 20.0)
+        replies = [measured(k, sizes[k], efforts[k], least=1.0) for k in range(3)]
+        known = {}
+        assert [each.reply.client for each in in_line(iter(replies), 4.0, known) if each.refused] == refused
+        assert known["update"][1] == max(0.02, 0.0 if refused else size / 20)
 
 
 def test_the_reason_names_what_is_out_of_line():

@@ -143,8 +143,8 @@ def test_unusual_is_the_share_of_held_back_samples_that_are_less_strange():
     found = Calibration(1.0, count_bins(both(*held.tolist())))
     for figure in (1.5, 2.0, 2.5, 3.0):
         for place, strange in enumerate((both([figure], [0.1]), both([0.1], [figure]))):
-            rare = (held[place] > figure).double().mean().item() / SHARES[place].item()
-            assert found.unusual(strange).item() == pytest.approx(max(1 - rare, 0), abs=0.1)
+            usual = (held[place] < figure).double().mean().item()
+            assert found.unusual(strange).item() == pytest.approx(usual ** (1 / SHARES[place].item()), abs=0.1)
     assert found.unusual(both([1e9], [0.0])).item() == pytest.approx(1.0, abs=1e-3)
     assert found.unusual(both([0.0], [0.0])).item() == 0.0
     flagged = found.unusual(both(*torch.distributions.Chi2(8.0).sample((2, 5000)).div(8).tolist())) > 0.95

@@ -15,7 +15,7 @@ from fedprotip.settings import KNOWN, load
 from fedprotip.stream import build_stream
 from fedprotip.stream import stream as streams
 from tests.damage import vouched
-from tests.small import forged, quick, small
+from tests.small import REDUCED, forged, quick, small
 
 SETTINGS = {
     "stream": {"tasks": 3, "task_size": 2},
@@ -69,7 +69,7 @@ def share(answers, labels):
 def possible(method, **sections):
     """Small settings that a method accepts: with several clients, or else with one."""
     for count in (3, 1):
-        settings = small(method={"name": method}, clients={"count": count}, **sections)
+        settings = small(method={"name": method, **REDUCED.get(method, {})}, clients={"count": count}, **sections)
         try:
             base.create_method(settings)
         except fedprotip.UsageError:
@@ -156,7 +156,7 @@ def test_images_that_come_together_help_each_other(predictor, stream, router, tm
         fedprotip.run(SETTINGS, ["method.router=cosine"], out=tmp_path / "cosine")
         predictor = fedprotip.load(tmp_path / "cosine")
     images, labels = images_of(stream, 1)
-    together = predictor.predict(images, together=True)
+    together = predictor.predict(images, group=True)
     assert share(together, labels) >= share(predictor.predict(images), labels)
     assert {answer.task for answer in together} == {1}
 
@@ -185,9 +185,15 @@ def test_many_images_pass_in_parts(predictor, stream, monkeypatch):
     assert [answer.label for answer in predictor.predict(images)] == [answer.label for answer in whole]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (0, 1, 8, 8), (8, 8), (2, 1, 9, 8)])
-def test_images_of_another_shape_are_refused(predictor, shape):
-    with pytest.raises(fedprotip.UsageError, match=r"needs \(n, 1, 8, 8\)"):
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 8, 8), (2, 1, 9, 8), (2, 40, 30, 3)])
+def test_images_of_another_shape_are_brought_to_that_of_training(predictor, shape):
+    assert len(predictor.predict(torch.zeros(shape))) == 2
+    assert len(predictor.predict(torch.zeros(8, 8))) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 8, 8), (8,), (1, 1, 1, 8, 8)])
+def test_what_cannot_be_images_is_refused(predictor, shape):
+    with pytest.raises(fedprotip.UsageError, match=r"[Ii]mages"):
         predictor.predict(torch.zeros(shape))
 
 
@@ -338,3 +344,44 @@ def test_a_folder_that_somebody_made_badly_is_a_sentence(copied, what):
     with pytest.raises(fedprotip.FedprotipError, match=words) as error:
         fedprotip.load(copied)
     assert "\n" not in str(error.value)
+
+
+def test_groups_are_named_one_by_one(predictor, stream):
+    images, _ = images_of(stream, 1, 6)
+    others, _ = images_of(stream, 2, 6)
+    mixed = torch.stack([images, others], 1).flatten(0, 1)
+    named = predictor.predict(mixed, group=["a", "b"] * 6)
+    apart = [predictor.predict(part, group=True) for part in (images, others)]
+    for place, answer in enumerate(named):
+        expected = apart[place % 2][place // 2]
+        assert (answer.label, answer.task) == (expected.label, expected.task)
+        assert answer.probability == pytest.approx(expected.probability, abs=1e-4)
+    with pytest.raises(fedprotip.UsageError, match="group names 2 images, and there are 12"):
+        predictor.predict(mixed, group=["a", "b"])
+
+
+def test_probabilities_of_all_classes_go_with_the_answers(predictor, stream):
+    images, _ = images_of(stream, 1, 20)
+    found = predictor.predict_proba(images)
+    assert found.shape == (20, len(predictor.classes_))
+    assert found.sum(1) == pytest.approx(1, abs=1e-4)
+    for row, answer in zip(found, predictor.predict(images), strict=True):
+        assert predictor.classes_[row.argmax()] == answer.label
+        assert row.max() == pytest.approx(answer.probability, abs=1e-4)
+
+
+def test_relevance_is_the_share_of_features_in_every_subspace(predictor, stream):
+    images = images_of(stream, 1)[0]
+    found = predictor.relevance(predictor.hear(images))
+    bases = predictor.inference.ways["cosine"].router.cosine.bases
+    pixels = predictor.plan.pixels.normalised(images.float() / 255)
+    features = predictor.look(pixels).final
+    expected = torch.stack([(features @ basis).norm(dim=1) for basis in bases], 1)
+    assert torch.allclose(found, expected / expected.amax(1, keepdim=True), atol=1e-4)
+
+
+def test_without_subspaces_there_is_no_relevance(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    fedprotip.run(SETTINGS | {"method": {"name": "fedavg"}}, out=tmp_path / "run")
+    predictor = fedprotip.load(tmp_path / "run")
+    assert predictor.relevance(predictor.hear(torch.zeros(2, 1, 8, 8))) is None

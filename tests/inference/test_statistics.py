@@ -9,10 +9,9 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
+from fedprotip.inference.backdrop import TAIL, Backdrop
 from fedprotip.inference.statistics import (
-    TAIL,
     WEIGHT,
-    Backdrop,
     FeatureMap,
     Gaussians,
     Sums,

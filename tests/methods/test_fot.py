@@ -91,6 +91,20 @@ def test_the_second_task_adds_what_is_missing_outside_the_first(tmp_path):
         assert server.known[f"subspaces/ranks/{name}"].tolist()[1] > 0
 
 
+def test_what_is_new_is_a_ratio_of_norms_averaged_by_samples(tmp_path):
+    """ρ = Σ n_k·‖R_k‖/‖A_k‖ over Σ n_k, not of squares."""
+    ends = Ends(settings(width=8), tmp_path)
+    phi = {f"subspaces/layers/{name}": torch.eye(len(a))[:, ::2] for name, a in inputs(ends).items()}
+    ranks = {name: phi[f"subspaces/layers/{name}"].shape[1] for name in LAYERS}
+    known = phi | {f"subspaces/ranks/{name}": torch.tensor([rank]) for name, rank in ranks.items()}
+    _, _, messages = answers(ends, known, task=1)
+    for client, message in enumerate(messages):
+        samples = len(ends.local(client, ends.site(known, task=1)).samples)
+        for row, (name, a) in enumerate(inputs(ends, [client], task=1).items()):
+            ratio = project(a.T, phi[f"subspaces/layers/{name}"]).norm() / a.norm()
+            assert message.tensors[RATIOS][row].tolist() == pytest.approx([samples * ratio.item(), samples], rel=1e-4)
+
+
 def test_a_task_that_is_known_already_adds_nothing(tmp_path):
     """The same inputs once more: ρ < 1 − ε."""
     ends = Ends(settings(ratio="energies"), tmp_path)
@@ -216,6 +230,7 @@ def test_some_columns_are_enough(tmp_path):
         lambda m: {**m, "1.weight": m["1.weight"] * torch.inf},
         lambda m: {**m, "1.weight": m["1.weight"][:, :-1]},
         lambda m: {**m, "1.weight": m["1.weight"].double()},
+        lambda m: {**m, RATIOS: m[RATIOS] * torch.tensor([0.0, 1.0])},
         lambda m: {RATIOS: m[RATIOS]},
         lambda m: {**m, "2.weight": m["1.weight"]},
     ],
@@ -249,6 +264,27 @@ def test_a_sketch_far_longer_than_the_others_is_left_out(tmp_path, monkeypatch):
     summary = fedprotip.run(settings("clients.count=4", "train.rounds=1", "stream.tasks=2"), out=tmp_path / "r")
     assert summary["failures"]["count"] == 2
     assert all("out of line" in reason for reason in summary["failures"]["by_reason"])
+
+
+def test_energies_are_compared_as_they_are_told(tmp_path):
+    """Beside the sketch, which says nothing about what lies inside Φ."""
+    sketches, server, messages = answers(Ends(settings(ratio="energies"), tmp_path))
+    honest = messages[0].tensors
+    told = Message("sketch", {**honest, RATIOS: honest[RATIOS] * 1e8})
+    sketches.check(told, server)
+    large, small_ = (sketches.sizes(Message("sketch", m.tensors), server) for m in (told, messages[0]))
+    name = "told length of inputs of 1.weight"
+    assert large[name] == pytest.approx(1e4 * small_[name])
+
+
+def test_stated_samples_count_as_far_as_they_are_believed(tmp_path):
+    sketches, server, messages = answers(Ends(settings(), tmp_path))
+    samples = int(messages[0].tensors[RATIOS][0, 1])
+    assert sketches.weight(messages[0], server) == 1
+    assert sketches.effort(messages[0], server, Sender(0, samples)) == samples
+    server.most = samples / 4
+    assert sketches.weight(messages[0], server) == 0.25
+    assert sketches.effort(messages[0], server, Sender(0, samples)) == server.most
 
 
 def test_values_at_the_edge_of_float_do_no_harm(tmp_path):

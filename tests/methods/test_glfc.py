@@ -217,6 +217,18 @@ def test_entropy_that_rises_is_a_signal_and_a_false_alarm_does_no_lasting_harm(t
     assert len(images.flatten(1).unique(dim=0)) == len(images)
 
 
+def test_who_was_not_asked_in_a_task_keeps_exemplars_of_it_all_the_same(tmp_path, monkeypatch):
+    """Its samples of that task were there; the next signal finds them."""
+    parts = ends(tmp_path, "method.signal=entropy", "method.threshold=0.5")
+    site = parts.site()
+    local = parts.local(0, site)
+    entropies(monkeypatch, [0.6, 1.2])
+    for task in (0, 2):
+        local = at(site, local, task)
+        parts.method.begin_round(local)
+    assert local.own.get("exemplars")["labels"].tolist() == [label for label in range(4) for _ in range(3)]
+
+
 def test_mean_entropy_is_that_of_the_softmax_of_all_outputs(tmp_path):
     parts = ends(tmp_path)
     local = parts.local(0)
@@ -330,7 +342,9 @@ def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_pat
     found = site.known["monitor/images"]
     assert found.shape == (8, *site.image_shape)
     assert (found[-2:] - images).abs().mean() < 0.1
-    proxy.Prototypes().digest(iter(replies[1:2]), site)  # a late client of the same task
+    proxy.Prototypes().digest(iter([(3, replies[1][1])]), site)  # a late client of the same task
+    assert len(site.known["monitor/labels"]) == 12
+    proxy.Prototypes().digest(iter([replies[1], (3, replies[1][1])]), site)  # who was heard is not heard again
     assert len(site.known["monitor/labels"]) == 12
     site.settle()
     site.begin_task(1)

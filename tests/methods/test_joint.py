@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprotip
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
-from fedprotip.methods.joint import cross_entropy
+from fedprotip.methods.joint import Everything, cross_entropy
 from tests.sites import Ends
 from tests.small import quick, results, small
 
@@ -142,3 +143,18 @@ def test_it_learns_everything_whatever_the_stream_and_the_engine(tmp_path, secti
     assert summary["accuracy"]["agnostic"] > 75
     fedprotip.run(settings("run.engine=apart", **more), out=tmp_path / "apart")
     assert results(tmp_path / "apart") == results(tmp_path / "local")
+
+
+def test_a_client_keeps_as_many_samples_as_it_trains_on(tmp_path):
+    ends, exchange = Ends(settings(), tmp_path), Everything()
+    site = ends.site(task=1)
+    local = ends.local(0, site)
+    message = exchange.answer(local)
+    exchange.check(message, site)
+    exchange.check_sender(message, site, Sender(0, ends.method.count(local)))
+    for samples in (ends.method.count(local) - 1, None):
+        with pytest.raises(BadMessage, match="samples, but has"):
+            exchange.check_sender(message, site, Sender(0, samples))
+    for bad in (Message("stored", {"raw": torch.tensor(-1)}), Message("stored", message.tensors, {"more": 1})):
+        with pytest.raises(BadMessage):
+            exchange.check(bad, site)

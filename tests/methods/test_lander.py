@@ -18,6 +18,7 @@ from fedprotip.methods.parts import text
 from fedprotip.methods.parts.distillation import earlier
 from fedprotip.models.state import full_state
 from fedprotip.settings import placed, seen_from
+from tests.methods.parts.test_generator import course
 from tests.methods.test_target import settings
 from tests.sites import Ends
 from tests.small import quick, tensors
@@ -184,17 +185,49 @@ def test_ten_images_share_a_layer_of_noise_and_others_do_not():
 
 
 def test_the_pool_is_even_and_the_teacher_sees_what_was_wanted(tmp_path):
-    site = learned_site(tmp_path, "lander")
+    site = learned_site(tmp_path, "lander", pool=1000)
     before = {name: tensor.clone() for name, tensor in full_state(site.network).items()}
     synthesis = TextSynthesis(site, site.method.options)
     born = synthesis.student.extras["mapping"].weight.detach().clone()
     pool, targets = synthesis.run()
-    assert torch.bincount(targets).tolist() == [48] * 4  # three of four rounds: none of the warm-up
+    assert torch.bincount(targets).tolist() == [64] * 4  # four rounds, after that of the warm-up
     with torch.no_grad():
         said = earlier(site.network, site.network.embed(site.look.batch(pool)), 2)
     assert (said.argmax(1) == targets).float().mean() > 0.9
     assert all(torch.equal(tensor, before[name]) for name, tensor in full_state(site.network).items())
     assert not torch.equal(born, synthesis.student.extras["mapping"].weight)
+
+
+def test_rounds_of_the_warm_up_come_before_those_that_are_kept(tmp_path, monkeypatch):
+    """And the student takes part two rounds after it began to learn."""
+    ends = Ends(lander("method.warmup=2", "method.synthesis_rounds=4", "method.synthesis_batch=10"), tmp_path)
+    known = {f"text/{task}": anchors(ends, task) for task in range(2)}
+    against, lessons = course(TextSynthesis(ends.site(known, task=2), ends.method.options), monkeypatch)
+    assert against == [False] * 4 + [True] * 2
+    assert lessons == [10, 20, 30, 40]
+
+
+def test_images_are_to_lie_near_their_anchors_and_the_student_where_the_teacher_does(tmp_path):
+    ends = Ends(lander(), tmp_path)
+    known = {f"text/{task}": anchors(ends, task) for task in range(2)}
+    synthesis = TextSynthesis(ends.site(known, task=2), ends.method.options)
+    features, other = torch.randn(2, 3, ends.network.features).unbind()
+    mapped = ends.network.extras["mapping"](features)
+    wanted = torch.stack([known["text/1"][1], known["text/0"][0], known["text/1"][0]])
+    pulled = synthesis.aim(features, torch.tensor([3, 0, 2]))
+    torch.testing.assert_close(pulled, 0.5 * (mse_loss(mapped, wanted) - 0.015).relu())
+    learned = synthesis.lesson(other, features)
+    torch.testing.assert_close(learned, 0.5 * mse_loss(synthesis.student.extras["mapping"](other), mapped))
+
+
+def test_the_looks_of_images_go_on_learning_from_round_to_round(tmp_path):
+    """Adam's first step in a round is as long as its rate: darker images need a larger mean."""
+    ends = Ends(lander("method.generator_steps=1"), tmp_path)
+    known = {f"text/{task}": anchors(ends, task) for task in range(2)}
+    synthesis = TextSynthesis(ends.site(known, task=2), ends.method.options)
+    for round_ in (1, 2):
+        synthesis.make(synthesis.targets(), lambda images: images.sum())
+        assert synthesis.looks[0].flatten().tolist() == pytest.approx([0.5 + 0.01 * round_], rel=1e-4)
 
 
 def test_a_run_says_that_its_embeddings_are_surrogates(tmp_path, monkeypatch):

@@ -31,6 +31,22 @@ def test_with_rho_t_new_samples_have_the_whole_cross_entropy(tmp_path, task):
     torch.testing.assert_close(found, cross_entropy(site.network(images), labels))  # label n is output n here
 
 
+def test_a_class_that_comes_again_is_not_pushed_down(tmp_path):
+    """With overlap: old classes are those that the task does not have."""
+    overlap = {"tasks": 2, "task_size": 4, "overlap": 1}
+    ends = Ends(settings("method.rho=1", name="lode", stream=overlap), tmp_path)
+    site = ends.site(task=1)
+    assert site.network.labels == [(0, 1, 2, 3), (3, 4, 5, 6)]
+    images, labels = ends.stream.train_batch(1, ends.stream.tasks[1].train[:16])
+    found = site.method.learning(ends.local(0, site), site.network.embed(images), labels)
+    known = site.network(images)[:, [0, 1, 2, 4, 5, 6, 7]]
+    torch.testing.assert_close(found, cross_entropy(known, labels))
+
+
+def test_where_all_classes_come_again_there_is_nothing_to_tell_apart():
+    assert new_or_old(torch.zeros(3, 0), torch.randn(3, 2)) == 0
+
+
 def test_old_against_new_is_a_choice_of_two():
     old, new = torch.randn(3, 4), torch.randn(3, 2)
     share = torch.cat([old, new], 1).softmax(1)[:, 4:].sum(1)

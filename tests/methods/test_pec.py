@@ -10,12 +10,13 @@ from torch import nn
 
 import fedprotip
 from fedprotip.errors import UsageError
+from fedprotip.federation.aggregate import combine
 from fedprotip.inference.assemble import assemble
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import students
-from fedprotip.methods.pec import Handing, Students, new_student, new_teacher, recalled, remember, taught
+from fedprotip.methods.pec import Handing, Students, new_student, new_teacher, options_of, recalled, remember, taught
 from fedprotip.models.heads import Features
 from tests.sites import Ends
 from tests.small import quick, results, small, tensors
@@ -180,6 +181,19 @@ def test_one_client_is_the_centralised_form(tmp_path):
             assert torch.allclose(wanted[name], tensor, atol=5e-3), name
 
 
+def test_the_rate_falls_to_nothing_over_all_rounds_of_a_task(ends, monkeypatch):
+    from fedprotip.methods import pec
+
+    seen, original = [], pec.fit
+    monkeypatch.setattr(pec, "fit", lambda *given: seen.append(given[-1]) or original(*given))
+    site = begin(ends)
+    for round_ in range(2):
+        answer(ends, 0, site, round_)
+    for first, second in zip(*seen, strict=True):
+        falling = torch.cat([first, second])
+        assert torch.allclose(falling, 0.01 * (1 - torch.arange(len(falling)) / len(falling)).double(), atol=1e-9)
+
+
 def told(site, weights, fill):
     """A reply whose students of class c are full of fill[c]."""
     tensors = {"weights": torch.tensor(weights)}
@@ -285,6 +299,21 @@ def test_a_student_that_moved_far_is_seen(ends):
     (far,) = exchange.sizes(changed(honest, weight=lambda w: w * 50), site).values()
     (near,) = exchange.sizes(honest, site).values()
     assert far > exchange.slack * near
+
+
+def test_stated_samples_count_as_far_as_they_are_believed(ends):
+    site, exchange = begin(ends), Students()
+    messages = [answer(ends, client, site) for client in (0, 1)]
+    samples = messages[0].meta["samples"]
+    assert exchange.weight(messages[0], site) == 1
+    site.most = samples / 4
+    assert exchange.weight(messages[0], site) == 0.25
+    assert exchange.effort(messages[0], site, Sender(0, samples)) == -(-samples // 4 // options_of(site).batch)
+    told = exchange.digest(combine(exchange, enumerate(messages), site), site).tensors
+    parts = [m.tensors["kernel"] * exchange.weight(m, site) for m in messages]
+    weights = [m.tensors["weights"] * exchange.weight(m, site) for m in messages]
+    expected = sum(parts) / sum(weights)[:, None, None, None, None]
+    assert torch.allclose(told["kernel"], expected.float(), atol=1e-6)
 
 
 def test_a_uniform_mean_counts_every_holder_once(tmp_path):

@@ -8,6 +8,7 @@ import fedprotip
 from fedprotip.inference.assemble import assemble
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
+from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
 from fedprotip.methods.parts.views import Views, second_look
@@ -60,6 +61,26 @@ def test_a_batch_has_new_samples_and_kept_ones_and_a_review_only_those(ends):
     assert torch.equal(found.sort().values, local.own.get("reservoir")["labels"].sort().values)
 
 
+def test_kept_samples_vary_as_new_ones_do(tmp_path):
+    ends = Ends(settings("train.augment=standard"), tmp_path)
+    local = begun(ends, 0, ends.site())
+    own = [(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64))]
+    ((images, _),) = ends.method.batches(local, iter(own))
+    kept, look = local.own.get("reservoir")["images"], local.site.look
+    chance = local.chance("retrieval")
+    plain = kept[torch.randperm(len(kept), generator=chance)[:12]]
+    pixels = (look.pixels.scaled(plain) * 255).round().to(torch.uint8)
+    torch.testing.assert_close(images, look.batch(pixels, chance))
+    assert not torch.allclose(images, plain)
+
+
+def test_who_was_drawn_in_no_round_keeps_samples_of_the_task_too(ends):
+    site = ends.site()
+    with torch.no_grad():
+        counts = Prototypes().answer(ends.local(0, site)).tensors["counts"]
+    assert counts.sum() == len(ends.local(0, site).own.get("reservoir")["labels"]) == 30
+
+
 def test_a_review_has_a_tenth_of_the_gradient_and_the_full_rate(ends):
     site, losses = ends.site(), []
     images, labels = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
@@ -100,7 +121,8 @@ def prototypes(ends, site, clients):
 def keep(ends, client, labels, seed=0):
     """A client that keeps such samples."""
     images = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    kept = {"images": images, "labels": torch.tensor(labels), "seen": torch.tensor(9), "task": torch.tensor(0)}
+    known = torch.tensor(labels, dtype=torch.int64)
+    kept = {"images": images, "labels": known, "seen": torch.tensor(9), "task": torch.tensor(0)}
     ends.local(client).own.put("reservoir", kept)
     return images
 
@@ -110,11 +132,12 @@ def test_prototypes_are_means_over_all_samples_of_all_clients(ends):
     """One client with all of them gives the same: clients count by their samples, not by their number."""
     site = ends.site()
     one, other = keep(ends, 0, [0, 0, 0, 1], 1), keep(ends, 1, [0], 2)
-    labels, means = prototypes(ends, site, [0, 1, 2])  # the third keeps nothing
+    keep(ends, 2, [])  # the third keeps nothing
+    labels, means = prototypes(ends, site, [0, 1, 2])
     unit = F.normalize(ends.network.embed(torch.cat([one[:3], other])))
     assert labels.tolist() == [0, 1]
     assert torch.allclose(means[0], F.normalize(unit.mean(0), dim=0), atol=1e-6)
-    both = {"images": torch.cat([one, other]), "labels": torch.tensor([0, 0, 0, 1, 0])}
+    both = {"images": torch.cat([one, other]), "labels": torch.tensor([0, 0, 0, 1, 0]), "task": torch.tensor(0)}
     ends.local(2).own.put("reservoir", {**reservoir.empty((1, 8, 8)), **both})
     assert torch.allclose(prototypes(ends, site, [2])[1], means, atol=1e-6)
 
@@ -163,6 +186,30 @@ def test_sums_that_cannot_be_are_refused(ends, name, change):
     honest.tensors[name] = change(honest.tensors[name])
     with pytest.raises(BadMessage):
         exchange.check(honest, site)
+
+
+def test_features_of_a_relu_have_no_negative_sums_and_a_reply_says_nothing_more(ends):
+    site, exchange = ends.site(), Prototypes()
+    keep(ends, 0, [0, 0, 1])
+    with torch.no_grad():
+        honest = exchange.answer(ends.local(0, site))
+    negated = Message(honest.kind, {**honest.tensors, "sums": -honest.tensors["sums"]})
+    with pytest.raises(BadMessage, match="cannot be negative"):
+        exchange.check(negated, site)
+    with pytest.raises(BadMessage, match="unexpected"):
+        exchange.check(Message(honest.kind, honest.tensors, {"more": 1}), site)
+
+
+def test_of_a_new_class_nobody_keeps_more_samples_than_it_has(ends):
+    """Of earlier tasks the server does not know how many it had."""
+    site, exchange = ends.site(task=1), Prototypes()
+    keep(ends, 0, [0, 0, 0, 2, 3])
+    with torch.no_grad():
+        honest = exchange.answer(ends.local(0, site))
+    exchange.check_sender(honest, site, Sender(0, 2))
+    for samples in (1, None):
+        with pytest.raises(BadMessage, match="it keeps 2 samples"):
+            exchange.check_sender(honest, site, Sender(0, samples))
 
 
 def test_prototypes_are_those_of_the_last_model(tmp_path, monkeypatch):

@@ -228,6 +228,26 @@ def test_sums_that_cannot_be_are_refused(tmp_path, change):
         exchange.check_sender(messages[0], site, Sender(0, 10**6))
 
 
+def test_sums_of_opposite_signs_do_not_look_short(tmp_path):
+    ends = Ends(settings(method={"variant": "first", "features": 0}), tmp_path)
+    site = ends.site()
+    exchange, messages = replies(ends, site)
+    signs = torch.tensor([1e6, -1e6])[:, None, None]
+    far = Message("statistics", {**messages[0].tensors, "sums": messages[0].tensors["sums"] * signs})
+    honest, large = (exchange.sizes(message, site)["length of features"] for message in (messages[0], far))
+    assert large == pytest.approx(1e6 * honest)
+
+
+def test_groups_of_too_many_samples_count_for_as_many_as_a_client_can(tmp_path):
+    ends = Ends(settings(method={"variant": "first"}), tmp_path)
+    site = ends.site()
+    exchange, messages = replies(ends, site)
+    most = [int(message.tensors["counts"].sum()) for message in messages]
+    site.most = max(most) / 2
+    exchange.digest(iter(enumerate(messages)), site)
+    assert site.known["statistics/counts"].sum().item() == pytest.approx(sum(min(n, site.most) for n in most))
+
+
 def test_values_at_the_edge_of_float_do_no_harm(tmp_path):
     ends = Ends(settings(method={"variant": "first"}), tmp_path)
     site = ends.site()

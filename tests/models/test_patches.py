@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedprotip.models.patches import all_columns, all_outputs, coordinates, count_columns, inputs_of, some_columns
+from fedprotip.models.patches import (
+    all_columns,
+    all_outputs,
+    by_taps,
+    coordinates,
+    count_columns,
+    inputs_of,
+    some_columns,
+)
 
 CONVOLUTIONS = [
     {},
@@ -58,4 +66,4 @@ def test_coordinates_tap_by_tap_are_those_of_all_columns(options, size, rank):
     torch.manual_seed(0)
     conv, images = nn.Conv2d(4, 8, (3, 2), **options).double(), torch.randn(3, 4, *size).double()
     basis = torch.randn(24, rank).double()
-    assert torch.allclose(coordinates(conv, images, basis), basis.T @ all_columns(conv, images))
+    assert torch.allclose(coordinates(conv, images, by_taps(conv, basis)), basis.T @ all_columns(conv, images))

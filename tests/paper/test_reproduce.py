@@ -11,7 +11,8 @@ import pytest
 import fedprotip
 from fedprotip.paper import reproduce
 from fedprotip.paper.finished import FinishedCell
-from fedprotip.paper.protocols import PROTOCOLS, Protocol, Row
+from fedprotip.paper.protocols import PROTOCOLS, Protocol
+from fedprotip.paper.rows import Row
 
 TINY = {
     "data": {"name": "digits"},
@@ -130,7 +131,9 @@ def test_the_table_is_made_from_the_files_alone(tiny):
     assert "Table 1: cifar100 ×10, α 0.5, 5 clients" in text
     assert "## Text and code" not in text
     printed = [
-        row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith(("| plain", "| ours", "| later"))
+        row.strip("| ").split(" | ")
+        for row in text.partition("| row | figure |")[2].splitlines()
+        if row.startswith(("| plain", "| ours", "| later"))
     ]
     with written[1].open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -211,8 +214,10 @@ def test_a_file_made_with_other_settings_is_refused(tiny):
 
 def test_the_same_run_in_another_table_is_not_run_again(tiny, monkeypatch):
     carry_out(tiny, only=["plain"])
-    monkeypatch.setitem(PROTOCOLS, "twin", Protocol("twin", "Again", (tiny_row("same", "fedavg"),)))
-    plan = reproduce.make_plan("twin", "cpu", 1, **tiny)
+    rows = (tiny_row("same", "fedavg"), tiny_row("other", "fedprox"))
+    monkeypatch.setitem(PROTOCOLS, "twin", Protocol("twin", "Again", rows))
+    assert set(reproduce.rebuild("twin", "cpu", tiny["results"]).runs) == {"same"}  # shown without a file of its own
+    plan = reproduce.make_plan("twin", "cpu", 1, ["same"], **tiny)
     reproduce.carry_out(plan, lambda cell: pytest.fail("it ran"))
     cell = json.loads((tiny["results"] / "twin" / "cpu" / "same-s0.json").read_text())
     assert (cell["table"], cell["row"], cell["seed"]) == ("twin", "same", 0)

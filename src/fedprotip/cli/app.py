@@ -5,6 +5,7 @@ fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
+fedprotip predict runs/mine photos/                        # what it says about images
 """
 
 import signal
@@ -23,14 +24,15 @@ import typer
 
 from fedprotip import api, cells
 from fedprotip import settings as settings_file
+from fedprotip.cli import asking, display
 from fedprotip.cli import data as data_cli
-from fedprotip.cli import display
 from fedprotip.cli.display import Console
 from fedprotip.cli.options import Imports, Json, Overrides
 from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.methods import described
 from fedprotip.paper import reproduce as reproduction
+from fedprotip.paper.comparison import at_a_glance
 from fedprotip.report import comparison_rows, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.results import Summary
@@ -43,6 +45,7 @@ app = typer.Typer(
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
 app.add_typer(data_cli.app, name="data")
+app.command()(asking.predict)
 out, err = Console(), Console(stderr=True)
 
 Preset = Annotated[
@@ -198,7 +201,8 @@ def reproduce(
     if as_json:
         display.print_json([asdict(line) for line in outcome.lines])
     else:
-        display.print_reproduction(out, [asdict(line) for line in outcome.lines], paths)
+        glance = at_a_glance(outcome)
+        display.print_reproduction(out, glance, [asdict(line) for line in outcome.lines], paths)
 
 
 @app.command()

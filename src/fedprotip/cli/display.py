@@ -123,8 +123,16 @@ def print_protocols(console: Console, entries: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: list[Path]) -> None:
-    """Our figures beside the published ones; rows that were not run, and the reasons, are in the files."""
+def print_reproduction(
+    console: Console, glance: tuple[list[str], list[list[str]]], lines: list[dict[str, Any]], paths: list[Path]
+) -> None:
+    """A line for every row, then our figures beside the published ones; what was not run, and why, is in the files."""
+    headings, rows = glance
+    if rows:
+        short = Table(*(Column(heading, overflow="fold") for heading in headings))
+        for row in rows:
+            short.add_row(*map(plain, row))
+        console.print(short)
     table = Table(Column("row", overflow="fold"), "figure", "ours", "published", "verdict")
     for line in lines:
         if line["seeds"]:
@@ -135,12 +143,15 @@ def print_reproduction(console: Console, lines: list[dict[str, Any]], paths: lis
 
 
 def print_methods(console: Console, known: dict[str, dict[str, Any]]) -> None:
-    """Two lines for every method: its idea; what clients store and send, what it needs, and where it can run."""
+    """A few lines for every method: its idea; what clients store and send, what it needs, and where it can run."""
+    table = Table.grid(padding=(0, 1))
     for name, facts in known.items():
-        console.print(f"[bold green]{plain(name)}[/]: {plain(facts['idea'])}")
-        told = ", ".join(f"{key} {plain(facts[key])}" for key in ("stores", "sends", "needs"))
-        only = "" if len(facts["scenarios"]) > 1 else f"; {facts['scenarios'][0]}-incremental streams only"
-        console.print(f"[dim]    {told}{only}")
+        only = "" if len(facts["scenarios"]) > 1 else f" ({facts['scenarios'][0]}-incremental streams only)"
+        table.add_row(f"[bold green]{plain(name)}", f"[bold]{plain(facts['idea'])}{only}")
+        for key in ("stores", "sends", "needs"):
+            table.add_row("", f"[dim]{key}[/] {plain(facts[key])}")
+    console.print(table)
+    console.print("[dim]fedprotip settings --method NAME shows its settings, docs/methods.md explains it.")
 
 
 def print_info(console: Console, facts: dict[str, Any]) -> None:

@@ -96,8 +96,8 @@ def judge(reply: Reply, exchange: Exchange, server: Server) -> Measured:
         exchange.check(message, site)
         sender = server.sender(reply.client)
         exchange.check_sender(message, site, sender)
-        sizes, effort = dict(exchange.sizes(message, site)), exchange.effort(message, site, sender)
-        return Measured(Reply(reply.client, message), "", size, sizes, effort)
+        sizes, least = dict(exchange.sizes(message, site)), dict(exchange.least(message, site))
+        return Measured(Reply(reply.client, message), "", size, sizes, least, exchange.effort(message, site, sender))
     except BadMessage as error:
         why = str(error)
     except Exception as error:  # whatever a client sends, it must not stop the server

@@ -28,6 +28,7 @@ class Measured:
     refused: str = ""
     nbytes: int = 0
     sizes: Mapping[str, float] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
     effort: float = 1.0
 
 
@@ -59,6 +60,7 @@ class Others:
             if not self._comparable(name):
                 continue
             most = max(self._most(name, 0, measured), self._most(name, 1, measured) * measured.effort)
+            most = max(most, measured.least.get(name, 0.0))
             if size > slack * most:
                 return f"its {name} is {size:.3g}, out of line with all others: at most {slack:g} times {most:.3g}"
         return ""

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Req
 from fedprotip.inference.predictor import Predictor
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
-from fedprotip.methods.exchange import Exchange, Sender
+from fedprotip.methods.exchange import Exchange, Sender, When
 from fedprotip.methods.parts.presence import most_samples
 from fedprotip.methods.site import Site
 from fedprotip.models import Network
@@ -102,9 +102,14 @@ class Server:
         """W^(t,0) ← W^(t−1), with the head of the new task."""
         if self.site.task != task:  # a restored server has begun it
             self.site.begin_task(task)
+        self.progress.routing.pop("answers", None)  # of an earlier end: long, and made anew at the next one
         if not self.site.news:
             for last in self.progress.sent.values():  # clients with the final model lack nothing of earlier tasks
                 last[0] = task if last[1] == self.progress.version else last[0]
+
+    def due(self, when: When) -> Iterator[Exchange]:
+        """The exchanges that take place then; one may decide by what came of those before it."""
+        return (one for one in self.method.exchanges if one.when == when and one.due(self.site))
 
     def note_presence(self, replies: dict[int, dict[str, Any]], absent: Callable[[int, list[int]], None]) -> None:
         """Who has samples of the task; those that have none are named once."""
@@ -141,10 +146,10 @@ class Server:
         rng = numpy_stream(self.settings.run.seed, "clients", task, round_)
         return sorted(np.array(present)[rng.permutation(len(present))[:wanted]].tolist())
 
-    def count_barren(self, replies: dict[int, Any], round_: int) -> None:
+    def count_barren(self, delivered: bool, round_: int) -> None:
         """Note a round without usable updates, and who was asked in it."""
         progress = self.progress
-        if replies:
+        if delivered:
             progress.barren, progress.failing = 0, []
         else:
             training = [exchange for exchange in self.method.exchanges if exchange.trains]

@@ -20,7 +20,7 @@ NAT = 1.0
 MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here; it is also that of a model that has diverged and says nothing."""
 MEASURES = ("odd", "new")
-"""What tells whether a sample looks like anything learned (`inference/statistics.py::Backdrop`)."""
+"""What tells whether a sample looks like anything learned (`inference/backdrop.py::Backdrop`)."""
 SHARES = torch.tensor([[0.2], [0.8]], dtype=torch.float64)
 """Of all false alarms, those that each of them may raise: what is odd is far out, and needs few."""
 SURE = 16
@@ -155,7 +155,7 @@ class Calibration:
     def unusual(self, strange: dict[str, Tensor]) -> Tensor:
         """The share of held-back samples that look less strange than this one: 0.99 is stranger than 99 of 100.
 
-        A sample may be strange in one measure or in another: each has its share of all that are so strange.
+        A sample may be strange in one measure or in another: each has its share of all that are so strange (Šidák).
         Without held-back samples 1 − exp(−figure) of the larger figure: the order means something, the scale nothing.
         """
         if self.held_back is None:
@@ -163,4 +163,4 @@ class Calibration:
         counts = self.held_back.double()
         below = (counts.cumsum(1) - counts / 2) / counts.sum(1, keepdim=True)
         found = torch.stack([row[bin_of(strange[name])] for row, name in zip(below, MEASURES, strict=True)])
-        return (1 - (1 - found) / SHARES).amax(0).clamp_min(0).float()
+        return found.pow(1 / SHARES).amax(0).float()

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedprotip.inference.backdrop import Backdrop
 from fedprotip.inference.candidates import Candidates
 from fedprotip.inference.parts import Context, Expert, expert
-from fedprotip.inference.statistics import Backdrop, FeatureMap, Gaussians, Sums, recall, ridge
+from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums, recall, ridge
 from fedprotip.models import Network
 from fedprotip.models.heads import Features
 from fedprotip.stream.plan import Options

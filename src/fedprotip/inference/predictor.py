@@ -2,16 +2,17 @@
 
 import fedprotip
 predictor = fedprotip.load("runs/mine")
-for answer in predictor.predict(images):
+for answer in predictor.predict(["photo.jpg", "another.png"]):
     print(answer.label, answer.probability, answer.unusual)
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -20,6 +21,7 @@ from fedprotip.errors import RunError, UnknownName, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
 from fedprotip.inference.parts import EXPERTS, ROUTERS
+from fedprotip.inference.pictures import Pictures, as_pixels
 from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
 from fedprotip.models.heads import Features, builder_of
@@ -31,12 +33,13 @@ from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
 from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
-from fedprotip.stream.images import FileImages
-from fedprotip.stream.pixels import as_bytes, as_images
-from fedprotip.stream.plan import Pixels, Plan
-from fedprotip.stream.transforms import grey
+from fedprotip.stream.plan import Plan
 
+Group = bool | Sequence[str | int] | None
+"""Which images came together: none, all, or those of the same name."""
 SUFFIX = ".safetensors"
+RELEVANCE = "cosine"
+"""The way whose evidence is the energy of a sample in the subspace of every task."""
 TOGETHER = 512
 """Images of one forward pass."""
 BYTES_PER_PIXEL = 64
@@ -78,37 +81,76 @@ class Predictor:
     inference: Inference
     plan: Plan
 
-    def predict(self, images: Tensor, together: bool = False, task: int | None = None) -> list[Answer]:
-        """Answers for images (n, c, h, w): uint8, uint16, or floats from 0 to 1 or from 0 to 255; see `as_images`.
+    @property
+    def classes_(self) -> list[str]:
+        """Names of all classes that were learned: the columns of `predict_proba`."""
+        return [self.plan.classes[int(label)] for label in self.inference.candidates.known[0]]
+
+    def predict(self, images: Pictures, group: Group = None, task: int | None = None) -> list[Answer]:
+        """Answers for images: files, Pillow images, arrays or tensors, one or several, of any size; see `as_pixels`.
 
         A method that predicts no task answers agnostically: the largest output of all heads.
 
         Args:
-            together: the images came together, so they may be of one task: evidence adds up. Else each decides alone.
+            group: which images came together, so that they may be of one task and their evidence adds up: True for
+                all of them, or a name for each. By default each decides alone.
             task: the task of the images, counted from 0, where it is known.
         """
+        return self.answers(self.hear(images), group, task)
+
+    def predict_proba(self, images: Pictures, group: Group = None, task: int | None = None) -> np.ndarray:
+        """The probability of every class (n, L), in the order of `classes_`; arguments as for `predict`."""
+        heard = self.hear(images)
+        found = np.zeros((len(heard), len(self.classes_)), np.float32)
+        for members, part, routed in self._routed(heard, group, task):
+            found[members.numpy()] = self.inference.posterior(self.inference.joint(part, routed)).numpy()
+        return found
+
+    def answers(self, heard: Heard, group: Group = None, task: int | None = None) -> list[Answer]:
+        """What is to be said about images that were heard; arguments as for `predict`."""
+        names = [*self.plan.classes, ""]  # −1 is the last one
+        answers: list[Answer | None] = [None] * len(heard)
+        for members, part, routed in self._routed(heard, group, task):
+            tasks = self.inference.tasks(part, routed).max(1)
+            sure, strange = self.inference.sureness(part, routed), self.inference.strangeness(part)
+            found = zip(members.tolist(), routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
+            for place, k, p, t, s, u in found:
+                answers[place] = Answer(names[int(k)], float(p), int(t), float(s), float(u))
+        return [answer for answer in answers if answer is not None]
+
+    def relevance(self, heard: Heard) -> Tensor | None:
+        """Where images lie relative to the subspaces of the tasks, (n, T) from 0 to 1; None without subspaces (Eq. 11).
+
+        1 stands for the task whose subspace holds the largest part of an image's features.
+        """
+        if RELEVANCE not in heard.evidence:
+            return None
+        found = heard.evidence[RELEVANCE].sqrt()
+        return found / found.amax(1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
+
+    def read(self, paths: Sequence[str | Path]) -> Tensor:
+        """Image files of any size as images (n, c, h, w) uint8, brought to shape as in training."""
+        return as_pixels(list(paths), self.plan.pixels)
+
+    def _routed(self, heard: Heard, group: Group, task: int | None) -> Iterator[tuple[Tensor, Heard, Routed]]:
+        """Places of samples that are answered at once, what was heard of them, and their tasks and labels."""
         if task is not None and not 0 <= task < len(self.plan.tasks):
             raise UsageError(
                 f"task = {task}: tasks count from 0, and this run has learned {len(self.plan.tasks)} of them."
             )
-        heard = self.hear(images)
-        routed = self._routed(heard, together, task)
-        tasks = self.inference.tasks(heard, routed).max(1)
-        sure, strange = self.inference.sureness(heard, routed), self.inference.strangeness(heard)
-        names = [*self.plan.classes, ""]  # −1 is the last one
-        found = zip(routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
-        return [Answer(names[int(k)], float(p), int(t), float(s), float(u)) for k, p, t, s, u in found]
+        if group is None or isinstance(group, bool):
+            yield torch.arange(len(heard)), heard, self._route(heard, bool(group), task)
+            return
+        if len(group) != len(heard):
+            raise UsageError(f"group names {len(group)} images, and there are {len(heard)}; give a name for each.")
+        members: dict[str | int, list[int]] = {}
+        for place, name in enumerate(group):
+            members.setdefault(name, []).append(place)
+        for places in map(torch.tensor, members.values()):
+            part = heard.some(places)
+            yield places, part, self._route(part, True, task)
 
-    def read(self, paths: Sequence[str | Path]) -> Tensor:
-        """Image files of any size as images (n, c, h, w) uint8 for `predict`, brought to shape as in training."""
-        pixels = self.plan.pixels
-        channels, *size = pixels.given
-        height, width = size
-        files = FileImages([str(path) for path in paths], (height, width), pixels.resize or (height, width), pixels.fit)
-        images = files[torch.arange(len(files))]
-        return images if channels == 3 else grey(images)
-
-    def _routed(self, heard: Heard, together: bool, task: int | None) -> Routed:
+    def _route(self, heard: Heard, together: bool, task: int | None) -> Routed:
         """Tasks and labels of all samples, in whatever mode."""
         inference, samples = self.inference, torch.arange(len(heard))
         if task is not None:
@@ -134,25 +176,14 @@ class Predictor:
         return Features.none(inputs)
 
     @torch.no_grad()
-    def hear(self, images: Tensor) -> Heard:
-        """What experts and routers say about images (n, c, h, w), (n, h, w, c) or, if grey, (n, h, w)."""
+    def hear(self, images: Pictures) -> Heard:
+        """What experts and routers say about images."""
         pixels = self.plan.pixels
-        images = _pixels(images, pixels)
+        given = as_pixels(images, pixels)
         network = self.network.eval()
         device = next(network.parameters()).device
-        parts = (pixels.normalised(part.float() / 255).to(device) for part in images.split(TOGETHER))
+        parts = (pixels.normalised(part.float() / 255).to(device) for part in given.split(TOGETHER))
         return self.inference.hear(Features.joined([self.look(part) for part in parts]))
-
-
-def _pixels(images: Tensor, pixels: Pixels) -> Tensor:
-    """Images (n, c, h, w) uint8 of a shape that the run knows, read as its data was."""
-    known, what = (pixels.shape, pixels.given), f"Images of shape {tuple(images.shape)}"
-    numbers = (images.detach().float() if images.is_floating_point() else images).cpu().numpy()
-    if images.shape[1:] not in known and images.dim() in (3, 4):
-        numbers = as_images(numbers, "images")
-    if numbers.shape[1:] not in known or not len(numbers):
-        raise UsageError(f"{what}: this run needs (n, {', '.join(map(str, pixels.shape))}).")
-    return torch.from_numpy(as_bytes(numbers, "images"))
 
 
 def load(folder: str | Path) -> Predictor:
@@ -208,9 +239,9 @@ def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor
     return Predictor(network, inference, plan)
 
 
-def ask(folder: str | Path, images: Tensor, together: bool = False) -> list[Answer]:
+def ask(folder: str | Path, images: Pictures, group: Group = None) -> list[Answer]:
     """Answers of a finished run; whoever asks more than once keeps what `load` gives."""
-    return load(folder).predict(images, together)
+    return load(folder).predict(images, group)
 
 
 def _filled(plan: Plan, weights: Tensors) -> Network:

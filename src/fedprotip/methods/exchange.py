@@ -50,6 +50,8 @@ class Exchange:
     """Whether a client needs the current model and knowledge to answer."""
     needs_weights: bool = True
     """Whether it needs the weights of the model for that; without, it gets knowledge and digests only."""
+    counts: bool = False
+    """Whether replies say how many samples (`samples`) a client has of the task: those with any are present in it."""
     replaces: bool = False
     """Whether what clients are told makes void what this exchange told before in the task: they get the newest."""
 
@@ -57,7 +59,7 @@ class Exchange:
     """Whether it is what a round is for: a client may change its model to answer, which is then put back to the one it
     was sent, and `loss` is in the metadata."""
     slack: ClassVar[float] = 3.0
-    """How many times as large as the others' a reply may be (`sizes`)."""
+    """How many times as large as the others' a reply may be (`sizes`); in honest runs at most 2.2: docs/threats.md."""
 
     def due(self, site: "Site") -> bool:
         """Whether it takes place in the task that the site has begun."""
@@ -83,6 +85,10 @@ class Exchange:
         A reply is left out when one of them is more than `slack` times the largest of the others, in this round or an
         earlier one of the task; see `federation/line.py`.
         """
+        return {}
+
+    def least(self, message: Message, site: "Site") -> Mapping[str, float]:
+        """Sizes that any reply may have, whatever the others have: below them none is told apart."""
         return {}
 
     def effort(self, message: Message, site: "Site", sender: Sender) -> float:

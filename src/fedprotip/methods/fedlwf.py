@@ -31,8 +31,7 @@ class FedLwF(Method):
 
     def trainable(self, site: Site) -> set[str]:
         """Old heads move too: it is their outputs that are kept, not their weights."""
-        heads = {name for name, _ in site.network.named_parameters() if name.startswith("heads.")}
-        return super().trainable(site) | heads
+        return super().trainable(site) | site.heads()
 
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         options, network = self.settings.method, local.network

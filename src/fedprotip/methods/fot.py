@@ -121,6 +121,8 @@ class Sketches(Exchange):
         part, whole = message.tensors[RATIOS].unbind(1)
         if (part < 0).any() or (part > whole * (1 + 1e-6)).any():
             raise BadMessage("a share outside of what is known is not between 0 and 1")
+        if any(message.tensors[layer.name].any() for layer, share in zip(layers, part, strict=True) if not share):
+            raise BadMessage("there is a sketch of inputs of which nothing lies outside of what is known")
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         counts = message.tensors[RATIOS][:, 1]
@@ -128,9 +130,11 @@ class Sketches(Exchange):
             raise BadMessage(f"its sketches are not of {sender.samples} samples, as it said before")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """The length of all inputs, which follows from the sketch of their residual and its share."""
+        """The length of all inputs: as told, and as it follows from the sketch of their residual and its share."""
         found = {}
         for layer, (part, whole) in zip(self.layers(site), message.tensors[RATIOS].tolist(), strict=True):
+            if self.options.ratio == "energies":
+                found[f"told length of inputs of {layer.name}"] = whole**0.5
             length = torch.linalg.vector_norm(message.tensors[layer.name], dtype=torch.float64).item()
             if part > 0 and length > 0:
                 share = part / whole
@@ -139,7 +143,12 @@ class Sketches(Exchange):
         return found
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
-        return max(sender.samples or 1, 1)
+        return min(max(sender.samples or 1, 1), site.most)
+
+    def weight(self, message: Message, site: Site) -> float:
+        """1, or less where a client states more samples than it counts for."""
+        samples = message.tensors[RATIOS][:, 1].tolist() if self.options.ratio == "norms" else []
+        return min([1.0, *(site.most / max(count, 1.0) for count in samples)])
 
     def digest(self, combined: Message, site: Site) -> Message | None:
         """New directions of every layer by the corrected threshold; none where Φ holds ε already."""

@@ -34,7 +34,9 @@ class GPMOptions(FedProTIPOptions):
 class GPM(FedProTIP):
     name = "gpm"
     about = About(
-        "the centralised ancestor of FedProTIP: gradients projected away from earlier tasks", needs="a single client"
+        "the centralised ancestor of FedProTIP: gradients projected away from earlier tasks",
+        sends="the model, every round; bases, once a task",
+        needs="a single client",
     )
     routes = False
     Options = GPMOptions

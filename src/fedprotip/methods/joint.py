@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedprotip.inference.statistics import FeatureMap
-from fedprotip.messages import Message
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.base import About, Method, register
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import statistics
 from fedprotip.methods.parts.start import ClosedStart
@@ -50,6 +50,11 @@ class Everything(Stored):
     def answer(self, local: Local) -> Message:
         return Message(self.name, {RAW: torch.tensor(sum(map(len, _held(local))))})
 
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        """Those are the samples that it trains on."""
+        if message.tensors[RAW] != (sender.samples or 0):
+            raise BadMessage(f"it keeps {int(message.tensors[RAW])} samples, but has {sender.samples}")
+
 
 @register
 class Joint(Method):
@@ -68,8 +73,7 @@ class Joint(Method):
         return (Everything(),)
 
     def trainable(self, site: Site) -> set[str]:
-        heads = {name for name, _ in site.network.named_parameters() if name.startswith("heads.")}
-        return super().trainable(site) | heads
+        return super().trainable(site) | site.heads()
 
     def count(self, local: Local) -> int:
         return sum(map(len, _held(local)))

@@ -34,7 +34,7 @@ SHARE = 10
 LARGE = 64
 """Images with longer sides are made in four doublings instead of two."""
 LOOKS, LOOKS_LR = (0.5, 0.2), 0.01
-"""Mean and standard deviation of the generator's outputs at the start of a round, and how fast they learn."""
+"""Mean and standard deviation of the generator's outputs before the first round, and how fast they learn."""
 
 
 class LanderOptions(SynthesisOptions):
@@ -127,16 +127,17 @@ class Speaker(nn.Module):
 
 
 class TextSynthesis(Synthesis):
-    """Images of anchors; every round has its own noise, and looks that it learns."""
+    """Images of anchors; every round has its own noise. The generator and the looks of its images go on learning."""
 
     def __init__(self, site: Site, options: LanderOptions) -> None:
         super().__init__(site, options)
-        self._own, self.first_kept = options, options.warmup
+        self._own, self.unkept = options, options.warmup
         self.first_adversarial = options.warmup + 2
         heads = sorted({site.network.head_of(task) for task in range(site.task)})
         self.anchors = torch.cat([site.known[f"{TEXT}/{head}"] for head in heads]).to(self.device)
         with ambient_stream(site.settings.run.seed, "generator", site.task):
             self.generator = Speaker(options.dim, options.noise, self.shape, options.width).to(self.device)
+        self.looks = [nn.Parameter(torch.full((1, self.shape[0], 1, 1), each, device=self.device)) for each in LOOKS]
         self._mean, self._std = (
             torch.tensor(each, device=self.device).view(1, -1, 1, 1)
             for each in (self.look.pixels.mean, self.look.pixels.std)
@@ -152,15 +153,14 @@ class TextSynthesis(Synthesis):
     def make(self, targets: Tensor, score: Score) -> Tensor:
         options, anchors = self._own, self.anchors[targets]
         layers = self.generator.layers(len(targets), self.chance)
-        looks = [nn.Parameter(torch.full((1, self.shape[0], 1, 1), each, device=self.device)) for each in LOOKS]
         groups: list[dict[str, Any]] = [
             {"params": [*self.generator.parameters(), *layers]},
-            {"params": looks, "lr": LOOKS_LR},
+            {"params": self.looks, "lr": LOOKS_LR},
         ]
         optimizer = torch.optim.Adam(groups, options.generator_lr, betas=BETAS)
         best, lowest = torch.empty(0), torch.inf
         for _ in range(options.generator_steps):
-            normal = (self.generator(anchors, layers) - looks[0]) / looks[1]
+            normal = (self.generator(anchors, layers) - self.looks[0]) / self.looks[1]
             images = (normal * self._std + self._mean).clamp(0, 1)
             loss = score(images)
             if loss.item() < lowest or not len(best):

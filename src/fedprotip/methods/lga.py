@@ -91,7 +91,7 @@ class LGA(Transitions):
 
     def succeeding(self, site: Site) -> None:
         """The first task's images say how far features of a class spread."""
-        if f"{proxy.PROXY}/radius" not in site.known and f"{proxy.MONITOR}/labels" in site.known:
+        if f"{proxy.PROXY}/radius" not in site.known and len(site.known.get(f"{proxy.MONITOR}/labels", ())):
             site.known[f"{proxy.PROXY}/radius"] = radius(*proxy.monitor_features(site))
 
     def performance(self, site: Site) -> float:

@@ -38,12 +38,23 @@ class Lode(Target):
         within = super().learning(local, features, labels)
         if not local.task:
             return within
-        return within + self.options.rho / local.task * new_or_old(
-            earlier(local.network, features, local.task), local.network.logits(features, local.task)
-        )
+        old, new = earlier(local.network, features, local.task), local.network.logits(features, local.task)
+        return within + self.options.rho / local.task * new_or_old(old[:, only_old(local)], new)
+
+
+def only_old(local: Local) -> list[int]:
+    """Places among the earlier outputs of those whose class the task does not have: the others are right, or new."""
+    network = local.network
+    past = [label for labels in network.labels[: local.task] for label in labels]
+    return [place for place, label in enumerate(past) if label not in network.labels[local.task]]
 
 
 def new_or_old(old: Tensor, new: Tensor) -> Tensor:
-    """L_inter of samples of new classes, by the outputs of old ones (n, C_old) and new ones (n, C_new)."""
+    """L_inter of samples of new classes, by the outputs of old ones (n, C_old) and new ones (n, C_new).
+
+    Without any old class there is nothing to tell apart, and it is 0.
+    """
+    if not old.shape[1]:
+        return new.new_zeros(())
     both = torch.stack([old.logsumexp(1), new.logsumexp(1)], dim=1)
     return F.cross_entropy(both, torch.ones(len(both), dtype=torch.long, device=both.device))

@@ -5,6 +5,7 @@ small student, which learns to say what the teacher says, on images of that clas
 student is least wrong about it. A new class adds a student and touches no other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,6 +44,7 @@ from fedprotip.stream.plan import Answering
 
 STUDENTS, CURRENT, TARGETS = "students", "current", "targets"
 """All students, at the server; those of the task under way, everywhere; what the teacher says, at a client."""
+UPDATE = "update of a student"
 
 
 class PECOptions(MethodSettings):
@@ -156,22 +158,33 @@ class Students(Exchange):
             raise BadMessage(f"its weights add up to {int(weights.sum())}, but it has {samples} samples")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """How far the student that moved most is from what was sent; short moves are not told apart."""
-        weights = message.tensors["weights"]
-        held = (weights > 0).nonzero()[:, 0]
-        labels = torch.tensor(site.classes[site.task])[held]
-        start = filled(new_student(site), recalled(site.known, CURRENT), labels)
-        moves, stood = torch.zeros(len(held), dtype=torch.float64), torch.zeros(len(held), dtype=torch.float64)
+        """How far the student that moved most is from what was sent."""
+        held, start = self._sent(message, site)
+        weights, moves = message.tensors["weights"][held].double(), torch.zeros(len(held), dtype=torch.float64)
         for name, tensor in start.items():
-            moved = _times(message.tensors[name][held].double(), 1 / weights[held].double()) - tensor
+            moved = _times(message.tensors[name][held].double(), 1 / weights) - tensor
             moves += moved.square().flatten(1).sum(1)
-            stood += tensor.double().square().flatten(1).sum(1)
-        return {"update of a student": torch.maximum(moves.sqrt(), SHORT * stood.sqrt()).max().item()}
+        return {UPDATE: moves.max().sqrt().item()}
+
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        parts = [tensor.double().square().flatten(1).sum(1) for tensor in self._sent(message, site)[1].values()]
+        return {UPDATE: SHORT * torch.stack(parts).sum(0).max().sqrt().item()}
+
+    def _sent(self, message: Message, site: Site) -> tuple[Tensor, Tensors]:
+        """Which classes of the task a reply has students of, and those students as they were sent."""
+        held = (message.tensors["weights"] > 0).nonzero()[:, 0]
+        labels = torch.tensor(site.classes[site.task])[held]
+        return held, filled(new_student(site), recalled(site.known, CURRENT), labels)
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         """Steps of a student that had all samples."""
-        options = options_of(site)
-        return options.epochs * -(-int(message.meta["samples"]) // options.batch)
+        options, samples = options_of(site), min(message.meta["samples"], site.most)
+        return options.epochs * math.ceil(samples / options.batch)
+
+    def weight(self, message: Message, site: Site) -> float:
+        """1, or less where a client states more samples than it counts for."""
+        counted = site.settings.train.average == "weighted"
+        return min(site.most / message.meta["samples"], 1.0) if counted else 1.0
 
     def digest(self, combined: Message, site: Site) -> Message | None:
         weights = combined.tensors["weights"]
@@ -237,11 +250,16 @@ class StudentsExpert:
 @expert(STUDENTS)
 def _students(given: Context) -> Expert:
     students = recalled(given.knowledge, STUDENTS)
-    if any(not tensor.isfinite().all() for tensor in students.values()):
-        raise ValueError("a student has weights that are not finite")
-    match = given.candidates.labels[:, None] == students.pop("labels")
+    labels = students.pop("labels")
+    _, width, channels, *_ = students["kernel"].shape
+    outputs = students["bias"].shape[1]
+    for name, shape in Size(channels, width, outputs).shapes(len(labels)).items():
+        if students[name].shape != shape or students[name].dtype != torch.float32:
+            raise ValueError(f"{STUDENTS}/{name} is no stack of {len(labels)} students")
+    if labels.dim() != 1 or any(not tensor.isfinite().all() for tensor in students.values()):
+        raise ValueError("labels of students are no row, or one has weights that are not finite")
+    match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
-    channels, outputs = students["kernel"].shape[2], students["bias"].shape[1]
     teacher = new_teacher(channels, int(given.options["width"]), outputs, int(given.options["seed"]))
     return StudentsExpert(students, teacher, rows, match.any(1))
 

@@ -16,10 +16,11 @@ from fedprotip.inference import Context, expert
 from fedprotip.inference.parts import Expert
 from fedprotip.messages import BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
+from fedprotip.methods.parts.memory import varied
 from fedprotip.methods.parts.stored import KEPT, Stored
 from fedprotip.methods.parts.training import falling
 from fedprotip.methods.parts.views import Views, second_look
@@ -29,6 +30,7 @@ from fedprotip.models.heads import Features
 from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings
+from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
 RESERVOIR, PROTOTYPES, PROJECTION = "reservoir", "prototypes", "projection"
@@ -61,10 +63,24 @@ def labels_so_far(site: Site) -> Tensor:
     return torch.tensor(sorted({label for known in site.classes[: site.task + 1] for label in known}))
 
 
+def filled(local: Local) -> Tensors:
+    """A client's reservoir, once all its samples of the task have passed by, each once."""
+    kept = local.own.get(RESERVOIR) or reservoir.empty(local.site.image_shape)
+    if int(kept["task"]) < local.task and len(local.samples):
+        kept["task"] = torch.tensor(local.task)
+        chance, size = local.chance("reservoir"), options_of(local.site).buffer
+        for images, labels in local.labelled(local.settings.evaluate.batch):
+            assert isinstance(images, Tensor)
+            kept = reservoir.offered(kept, images.cpu(), labels, size, chance)
+        local.own.put(RESERVOIR, kept)
+    return kept
+
+
 class Prototypes(Exchange):
     """At the end of a task, with its last model: sums of unit features of all that clients keep, by class.
 
-    A class of which nobody keeps a sample any more has no prototype.
+    Who was not drawn in any round has its samples pass by now. A class of which nobody keeps a sample any more has no
+    prototype.
     """
 
     name, who, combine = PROTOTYPES, "everyone", "sum"
@@ -72,8 +88,7 @@ class Prototypes(Exchange):
     def answer(self, local: Local) -> Message:
         known = labels_so_far(local.site)
         sums, counts = torch.zeros(len(known), local.network.features), torch.zeros(len(known), dtype=torch.int64)
-        kept = local.own.get(RESERVOIR) or reservoir.empty(local.site.image_shape)
-        size = local.settings.evaluate.batch
+        kept, size = filled(local), local.settings.evaluate.batch
         for images, labels in zip(kept["images"].split(size), kept["labels"].split(size), strict=True):
             mine = labels == known[:, None]  # (classes, n)
             sums += mine.float() @ F.normalize(local.network.embed(images.to(local.site.device))).cpu()
@@ -84,11 +99,21 @@ class Prototypes(Exchange):
         classes = len(labels_so_far(site))
         specs = {"sums": Spec((classes, site.network.features)), "counts": Spec((classes,), torch.int64)}
         message.check(self.name, specs)
+        message.check_meta()
         sums, counts = message.tensors["sums"], message.tensors["counts"]
         if (counts < 0).any() or (counts > options_of(site).buffer).any() or counts.sum() > options_of(site).buffer:
             raise BadMessage("a count is negative, or more samples are kept than may be")
         if (sums.norm(dim=1) > counts * (1 + LONGER)).any():
             raise BadMessage("a sum of unit vectors is longer than their number")
+        if site.positive_features() and (sums < 0).any():
+            raise BadMessage("features that cannot be negative have negative sums")
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        """Of classes that only this task has, it can keep no more samples than it has of the task."""
+        before = torch.tensor([label for known in site.classes[: site.task] for label in known], dtype=torch.int64)
+        kept = int(message.tensors["counts"][~torch.isin(labels_so_far(site), before)].sum())
+        if kept > (sender.samples or 0):
+            raise BadMessage(f"it keeps {kept} samples of a task of which it has {sender.samples}")
 
     def digest(self, combined: Message, site: Site) -> None:
         """Clients need not know."""
@@ -115,7 +140,7 @@ class NearestPrototype:
 @expert(PROTOTYPES)
 def _prototypes(given: Context) -> Expert:
     labels, means = (given.knowledge[f"{PROTOTYPES}/{part}"] for part in ("labels", "means"))
-    if means.shape != (len(labels), given.network.features) or not means.isfinite().all():
+    if means.shape != (*labels.shape, given.network.features) or labels.dim() != 1 or not means.isfinite().all():
         raise ValueError(f"prototypes of shape {tuple(means.shape)} for {len(labels)} classes, or not finite")
     match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
@@ -159,34 +184,30 @@ class SCR(Method):
         return local.round == self.settings.train.rounds
 
     def at_end(self) -> Sequence[Exchange]:
-        return (Prototypes(), Stored(RESERVOIR))
+        assert isinstance(self.settings.method, SCROptions)
+        return (Prototypes(), Stored(RESERVOIR, self.settings.method.buffer))
 
     def begin_round(self, local: Local) -> None:
-        """In its first round of a task a client lets all its samples pass by the reservoir, each once."""
         local.scratch["views"] = local.chance("views")
-        kept = local.own.get(RESERVOIR) or reservoir.empty(local.site.image_shape)
-        if int(kept["task"]) < local.task:
-            kept["task"] = torch.tensor(local.task)
-            chance, size = local.chance("reservoir"), options_of(local.site).buffer
-            for images, labels in local.labelled(local.settings.evaluate.batch):
-                assert isinstance(images, Tensor)
-                kept = reservoir.offered(kept, images.cpu(), labels, size, chance)
-            local.own.put(RESERVOIR, kept)
+        local.scratch["kept"] = filled(local)
 
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
         """New samples with kept ones; in a review one pass over those that are kept."""
-        kept, chance = local.own.get(RESERVOIR), local.chance("retrieval")
-        assert kept is not None, "it was filled when the round began"
-        count, retrieve = len(kept["labels"]), options_of(local.site).retrieve
+        kept, chance, retrieve = local.scratch["kept"], local.chance("retrieval"), options_of(local.site).retrieve
+        look = local.site.look if local.site.look.varied else None
+
+        def again(rows: Tensor) -> tuple[Tensor, Tensor]:
+            images = kept["images"][rows]
+            return varied(images, look, chance) if look else images, kept["labels"][rows]
+
         if self.reviews(local):
-            for part in torch.randperm(count, generator=chance).split(retrieve):
-                yield kept["images"][part], kept["labels"][part]
+            for rows in torch.randperm(len(kept["labels"]), generator=chance).split(retrieve):
+                yield again(rows)
             return
         for images, labels in own:
             assert isinstance(images, Tensor)
-            part = torch.randperm(count, generator=chance)[:retrieve]
-            again = kept["images"][part].to(images)
-            yield torch.cat([images, again]), torch.cat([labels, kept["labels"][part]])
+            old, known = again(torch.randperm(len(kept["labels"]), generator=chance)[:retrieve])
+            yield torch.cat([images, old.to(images)]), torch.cat([labels, known])
 
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         assert isinstance(inputs, Tensor)

@@ -75,6 +75,10 @@ class Site:
         for index in range(len(self.network.labels), task + 1):
             self.network.add_head(self.classes[index], self.settings.run.seed, index)
 
+    def heads(self) -> set[str]:
+        """The parameters of all heads, for methods that move old ones too."""
+        return {name for name, _ in self.network.named_parameters() if name.startswith("heads.")}
+
     def begin_task(self, task: int) -> None:
         """W^(t,0) ← W^(t−1), with the head of the new task; only what it may move requires gradients.
 

@@ -100,18 +100,19 @@ class GroupSums(Exchange):
         statistics.check_counts(message, sender, site.settings.statistics.minimum)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """The length of a mean feature, and its inverse."""
+        """The length of the mean of a group, and its inverse; sums of opposite signs do not cancel."""
         counts, sums = message.tensors["counts"].sum().item(), message.tensors["sums"].double()
-        length = sums.sum((0, 1)).norm().item() / max(counts, 1)
+        length = sums.norm(dim=2).sum().item() / max(counts, 1)
         return {"length of features": length, "inverse length of features": 1 / length} if length > 0 else {}
 
     def remark(self, message: Message, task: int, client: int) -> Event | None:
         return statistics.withheld(message, task, client)
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
-        told = [message.tensors for _, message in combined]
-        counts = torch.cat([one["counts"] for one in told], dim=1).double()  # (C, all groups)
-        sums = torch.cat([one["sums"] for one in told], dim=1).double()  # (C, all groups, M)
+        """Nobody counts for more than `site.most` samples."""
+        told = [(message.tensors, statistics.weight(message, site.most)) for _, message in combined]
+        counts = torch.cat([one["counts"].double() * share for one, share in told], dim=1)  # (C, all groups)
+        sums = torch.cat([one["sums"].double() * share for one, share in told], dim=1)  # (C, all groups, M)
         statistics.remember(site.known, Sums(counts.sum(1), sums.sum(1), moment_of_groups(counts, sums)))
 
 

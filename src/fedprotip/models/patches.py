@@ -31,14 +31,19 @@ def inputs_of(module: nn.Module, columns: Tensor, inputs: Tensor) -> Tensor:
     return pixels[:, 1:].permute(2, 0, 1).reshape(inputs.shape)
 
 
-def coordinates(module: nn.Conv2d, inputs: Tensor, basis: Tensor) -> Tensor:
-    """Φᵀ·A (r, n) for a basis (d, r) and all columns A of one call, tap by tap: zero padding costs nothing."""
-    (taps, positions), rank = _places(module, inputs).shape, basis.shape[1]
+def by_taps(module: nn.Conv2d, basis: Tensor) -> Tensor:
+    """A basis (d, r) as `coordinates` reads it, (taps, r, channels): products with it are faster than with its rows."""
+    channels, taps = module.in_channels, module.kernel_size[0] * module.kernel_size[1]
+    return basis.view(channels, taps, basis.shape[1]).permute(1, 2, 0).contiguous()
+
+
+def coordinates(module: nn.Conv2d, inputs: Tensor, kernels: Tensor) -> Tensor:
+    """Φᵀ·A (r, n) for a basis `by_taps` and all columns A of one call, tap by tap: zero padding costs nothing."""
+    positions, rank = _places(module, inputs).shape[1], kernels.shape[1]
     pixels = inputs.flatten(2).permute(1, 2, 0).contiguous()
-    kernel = basis.view(len(pixels), taps, rank)
-    found = basis.new_zeros(rank, positions, len(inputs))
-    for tap, (places, read) in enumerate(_reads_on(*_geometry(module, inputs))):
-        part = kernel[:, tap].T @ pixels.index_select(1, read).flatten(1)
+    found = kernels.new_zeros(rank, positions, len(inputs))
+    for kernel, (places, read) in zip(kernels, _reads_on(*_geometry(module, inputs)), strict=True):
+        part = kernel @ pixels.index_select(1, read).flatten(1)
         found.index_add_(1, places, part.view(rank, len(places), len(inputs)))
     return found.flatten(1)
 

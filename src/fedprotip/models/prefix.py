@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from fedprotip.models.norms import moving_norms
 from fedprotip.models.steps import Hidden, Inputs, advance, still_steps
 from fedprotip.settings import Settings
 from fedprotip.store.scratch import Scratch
-from fedprotip.stream import Batch, Stream
+
+if TYPE_CHECKING:  # a process that only answers has no stream
+    from fedprotip.stream import Batch, Stream
 
 InputBatch = tuple[Inputs, Tensor]
 """Images or rows of a prefix, and global labels (n,)."""
@@ -42,13 +45,13 @@ class Source:
 
     key: tuple[str, int]  # what they are, and of which task
     labels: Tensor
-    images: Callable[[Iterable[np.ndarray]], Iterator[Batch]]  # batches of numbers → batches of images
+    images: Callable[[Iterable[np.ndarray]], "Iterator[Batch]"]  # batches of numbers → batches of images
 
 
 class PrefixCache:
     """Training and test batches of a stream, images or rows, for `Network.embed`."""
 
-    def __init__(self, stream: Stream, settings: Settings, folder: Path | None = None, enabled: bool = True) -> None:
+    def __init__(self, stream: "Stream", settings: Settings, folder: Path | None = None, enabled: bool = True) -> None:
         """`folder`: where files go when memory does not suffice; the system's own place by default."""
         self._stream, self._settings, self._folder = stream, settings, folder
         self._budget = settings.run.cache_mb * 2**20 if enabled else 0
@@ -70,7 +73,7 @@ class PrefixCache:
         if not stream.views:  # every image anew each time: nothing to keep
             return stream.train_batches(task, batches, generator)
 
-        def images(parts: Iterable[np.ndarray]) -> Iterator[Batch]:
+        def images(parts: Iterable[np.ndarray]) -> "Iterator[Batch]":
             return stream.view_batches(task, ((samples[part % len(samples)], part // len(samples)) for part in parts))
 
         def number(batch: np.ndarray) -> np.ndarray:

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedprotip.paper import costs
 from fedprotip.paper.anchors import DIGITS
+from fedprotip.paper.costs import Cost
 from fedprotip.report import style
 from fedprotip.report.tables import Stat
+from fedprotip.report.text import number
+from fedprotip.store.results import MODES
 
 HEADINGS = ("row", "metric", "mode", "part", "ours", "std", "seeds", "paper", "paper std", "verdict", "why", "protocol")
+
+GLANCE = (
+    "Accuracy % (forgetting) [published]; samples that all clients keep of the past; a client's MiB per task, by kind, "
+    "from 0.005 on; seconds of learning, without evaluation. Ratios are to FedAvg with the same seed under the same "
+    "conditions."
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,16 @@ class Outcome:
     curves: dict[str, list[Stat]]  # row and mode → average accuracy after each task
     waiting: dict[str, str]  # row → why it was not run
     notes: list[str]  # what a reader must know about the rows
+    costs: dict[str, Cost]  # row → what it costs
 
 
 def markdown(outcome: Outcome) -> str:
     """The table with its remarks below; long reasons are numbered."""
     reasons = list(dict.fromkeys(line.why for line in outcome.lines if line.why))
     text = [f"# {outcome.name}: {outcome.title} ({outcome.scale} scale)", ""]
+    if outcome.runs:
+        headings, rows = at_a_glance(outcome)
+        text += [GLANCE, "", _bar(headings), _bar(["---"] * len(headings)), *map(_bar, rows), ""]
     text += ["Mean ± sample standard deviation over seeds; accuracy and forgetting in %.", ""]
     text += ["| row | figure | ours | seeds | paper | verdict |", "|---|---|---|---|---|---|"]
     for line in outcome.lines:
@@ -67,6 +81,17 @@ def markdown(outcome: Outcome) -> str:
     text += _section("Commands", [f"{row}: `{command}`" for row, all_ in outcome.runs.items() for command in all_])
     text += _section("Not run", [f"{row}: {why}" for row, why in outcome.waiting.items()])
     return "\n".join(text) + "\n"
+
+
+def at_a_glance(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
+    """Headings and a line for every row that was run: accuracy in all modes, and what it costs."""
+    by_figure = {(line.row, line.metric, line.mode): line for line in outcome.lines if not line.part}
+    modes = [mode for mode in MODES if any((row, "acc", mode) in by_figure for row in outcome.runs)]
+    rows = []
+    for row in outcome.runs:
+        pairs = [[by_figure.get((row, metric, mode)) for metric in ("acc", "ft")] for mode in modes]
+        rows.append([row, *(_both(*pair) for pair in pairs), *costs.columns(outcome.costs.get(row))])
+    return ["row", *modes, *costs.HEADINGS], rows
 
 
 def as_csv(outcome: Outcome) -> str:
@@ -121,6 +146,11 @@ def accuracy_curves(outcome: Outcome) -> Figure:
     return figure
 
 
+def time_and_memory(outcome: Outcome) -> Figure:
+    """What rows cost beside FedAvg (the paper's Fig. 6)."""
+    return costs.time_and_memory(outcome.costs)
+
+
 def _places(lines: Sequence[Line]) -> tuple[list[float], dict[str, float]]:
     """Where each bar stands, and the middle of each row's bars."""
     places: list[float] = []
@@ -137,6 +167,19 @@ def _text(stat: Stat, metric: str) -> str:
         return "–"
     digits = DIGITS.get(metric, 3)
     return f"{stat.mean:.{digits}f}" + ("" if stat.std is None else f" ± {stat.std:.{digits}f}")
+
+
+def _both(accuracy: Line | None, forgetting: Line | None) -> str:
+    """97.1 (0.3) [96.0 (1.2)]: ours, and what the paper says."""
+    nothing = Stat(None, None)
+    ours = [line.ours if line else nothing for line in (accuracy, forgetting)]
+    paper = [line.paper if line else nothing for line in (accuracy, forgetting)]
+    text = "–" if ours[0].mean is None else f"{number(ours[0].mean)} ({number(ours[1].mean)})"
+    return text if paper[0].mean is None else f"{text} [{number(paper[0].mean)} ({number(paper[1].mean)})]"
+
+
+def _bar(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _section(title: str, entries: list[str]) -> list[str]:

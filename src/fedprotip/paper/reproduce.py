@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fedprotip import settings as settings_file
 from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
@@ -23,8 +25,10 @@ from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.paper import comparison as report
 from fedprotip.paper.anchors import GAIN, ROUTING_AT_END, Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
+from fedprotip.paper.costs import costs
 from fedprotip.paper.finished import CellSummary, FinishedCell
-from fedprotip.paper.protocols import CODE, PROTOCOLS, SCALES, WHY_CODE, Protocol, Row, protocol
+from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
+from fedprotip.paper.rows import SCALES, Row
 from fedprotip.paper.verdicts import judge
 from fedprotip.report.gains import Measured, trained_minus_frozen
 from fedprotip.report.style import png
@@ -41,6 +45,13 @@ SAME_ROW = QUIET | {"clients.workers", "model.weights"}
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
 SHOWN |= dict.fromkeys(("fig4", "table14"), ("routing", ROUTING_AT_END))
 """Measured figures that the paper shows without printing a number, or that can be read in another way."""
+BARS: dict[str, Callable[[Outcome], Figure]] = {"table.png": report.accuracy_bars}
+PICTURES: dict[str, dict[str, Callable[[Outcome], Figure]]] = {
+    "fig3": {"table.png": report.accuracy_curves},
+    "fig6": {"table.png": report.time_and_memory},
+    "rivals": {**BARS, "costs.png": report.time_and_memory},
+}
+"""Table or figure → file → what is drawn; of all others the accuracies."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +137,18 @@ def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda
 
 
 def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
-    """The table as far as it was run, from the files of finished cells alone."""
+    """The table as far as it was run, from the files of finished cells alone; also of tables that have the same run."""
     known = protocol(name)
-    by_row: dict[str, list[FinishedCell]] = {row.name: [] for row in known.rows}
+    rows = {row.name: row for row in known.rows}
+    by_row: dict[str, list[FinishedCell]] = {label: [] for label in rows}
     for path in sorted((results / name / scale).glob("*-s*.json")):
         cell = _read(path)
         by_row.setdefault(cell.row, []).append(cell)
-    rows = {row.name: row for row in known.rows}
+    others = _elsewhere(name, scale, results)
+    for label, found in by_row.items():
+        found.extend([] if found or label not in rows else (cell for cell in others if _is_of(cell, rows[label])))
     notes = [WHY_CODE] if any(label.endswith(CODE) for label in rows) else []
-    outcome = Outcome(name, known.title, scale, [], {}, {}, {}, notes)
+    outcome = Outcome(name, known.title, scale, [], {}, {}, {}, notes, costs(by_row))
     for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
         row = rows.get(label.partition("+")[0])
         outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
@@ -154,13 +168,12 @@ def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
 
 
 def write_table(outcome: Outcome, results: Path = RESULTS) -> list[Path]:
-    """table.md, table.csv and, once something was run, table.png beside the files of the cells."""
+    """table.md, table.csv and, once something was run, its pictures beside the files of the cells."""
     place = results / outcome.name / outcome.scale
     place.mkdir(parents=True, exist_ok=True)
     content: dict[str, str | bytes] = {"table.md": report.markdown(outcome), "table.csv": report.as_csv(outcome)}
     if outcome.runs:
-        draw = report.accuracy_curves if outcome.name == "fig3" else report.accuracy_bars
-        content["table.png"] = png(draw(outcome))
+        content |= {file: png(draw(outcome)) for file, draw in PICTURES.get(outcome.name, BARS).items()}
     for file, data in content.items():
         write_atomic(place / file, data)
     return [place / file for file in content]
@@ -230,6 +243,21 @@ def _same(cell: FinishedCell, settings: Settings) -> bool:
         return _essence(settings_file.load(cell.settings)) == _essence(settings)
     except UsageError:  # a setting that this version no longer has
         return False
+
+
+def _elsewhere(name: str, scale: str, results: Path) -> list[FinishedCell]:
+    """Finished cells of other tables."""
+    paths = sorted(results.glob(f"*/{scale}/*-s*.json"))
+    cells = {(cell.row, cell.seed): cell for cell in map(_read, paths) if cell.table != name and "+" not in cell.row}
+    return list(cells.values())
+
+
+def _is_of(cell: FinishedCell, row: Row) -> bool:
+    """Whether a cell of another table is a run of this very row: the paper prints several rows twice."""
+    if cell.summary.method != row.method or row.why_not(cell.scale) or row.missing(cell.scale):
+        return False
+    given = {"model.weights": cell.settings["model"]["weights"], "run.seed": cell.seed}
+    return _same(cell, settings_file.load(row.at(cell.scale), [f"{key}={value}" for key, value in given.items()]))
 
 
 def _twin(plan: Plan, settings: Settings) -> FinishedCell | None:

@@ -131,7 +131,11 @@ def _traffic(run: RunData) -> Section:
 def _samples(run: RunData) -> Section:
     kinds = sorted({kind for event in run.tasks for kind in event.samples})
     rows = [[f"{e.task + 1}", *(f"{e.samples.get(kind, 0):,}" for kind in kinds)] for e in run.tasks]
-    intro = "What is kept of past tasks to learn from again, of all clients together: raw samples, or synthetic ones."
+    told = {
+        "raw": "raw: their own samples, all clients together",
+        "synthetic": "synthetic: images that the server made and sent to every client",
+    }
+    intro = f"What clients keep of past tasks to learn from again; {'; '.join(told.get(kind, kind) for kind in kinds)}."
     grid = Grid(["after task", *kinds], rows, folded=len(rows) > 8)
     return Section("Samples kept", intro, grids=[grid], folded=True, gist=samples_text(run.tasks[-1].samples))
 

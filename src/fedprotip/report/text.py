@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from fedprotip.report.rundata import RunData
 from fedprotip.store.records import Number
 
-METHOD_NAMES = {"fedprotip": "FedProTIP", "fedavg": "FedAvg", "ridge": "Ridge", "joint": "Joint training"}
+METHOD_NAMES = {
+    "fedprotip": "FedProTIP",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedlwf": "FedLwF",
+    "ridge": "Ridge",
+    "joint": "Joint training",
+    "pec": "Fed+PEC",
+    "scr": "Fed+SCR",
+    "lode": "Tar+LODE",
+}
 WAYS = {
     "cosine": "The paper: cosine similarity to every client's references, and a vote; the head of that task answers.",
     "gaussian": "How much of a sample lies in the subspace of each task, as Gaussians; the head of that task answers.",

@@ -5,7 +5,7 @@ fedprotip run my.toml --set train.rounds=5
 """
 
 from fedprotip.settings.loading import documentation, layered, load, preset_settings, relocated, to_toml
-from fedprotip.settings.names import KNOWN, bring_in, declare, given, is_known, known, load_offered
+from fedprotip.settings.names import KNOWN, bring_in, declare, declared, given, is_known, known, load_offered
 from fedprotip.settings.places import placed, seen_from
 from fedprotip.settings.schema import (
     TASKS,
@@ -37,6 +37,7 @@ __all__ = [
     "as_text",
     "bring_in",
     "declare",
+    "declared",
     "documentation",
     "given",
     "is_known",

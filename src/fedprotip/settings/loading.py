@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.settings import places, tomltext
-from fedprotip.settings.names import KNOWN, known, load_offered
+from fedprotip.settings.names import declared, known, load_offered
 from fedprotip.settings.refusals import sentence
 from fedprotip.settings.schema import HUGE, MANY, Section, Settings, method_class
 
@@ -110,7 +110,7 @@ def documentation() -> list[dict[str, Any]]:
     sections: list[tuple[str, type[Section], str]] = [
         (name, type(getattr(Settings(), name)), "") for name in Settings.model_fields if name != "method"
     ]
-    sections += [("method", cls, method) for method, cls in sorted(KNOWN["method.name"].items())]
+    sections += [("method", cls, method) for method, cls in sorted(declared("method.name").items())]
     for name, cls, method in sections:
         for key, field in cls.model_fields.items():
             default = field.get_default(call_default_factory=True)
@@ -208,7 +208,7 @@ def _set_aside_foreign_options(raw: dict[str, Any], note: Callable[[str], None])
 
 
 def _options_of_methods() -> set[str]:
-    return {field for cls in KNOWN["method.name"].values() for field in cls.model_fields}
+    return {field for cls in declared("method.name").values() for field in cls.model_fields}
 
 
 def _constraint_comment(field: Any) -> list[str]:

@@ -19,6 +19,13 @@ KNOWN: dict[str, dict[str, Any]] = {"method.name": {}, "data.name": {}, "model.n
 GROUPS = {"method.name": "fedprotip.methods", "data.name": "fedprotip.datasets", "model.name": "fedprotip.models"}
 """Setting → the group of entry points whose names it may have too."""
 
+BUILT_IN = {
+    "method.name": "fedprotip.methods",
+    "data.name": "fedprotip.stream.datasets",
+    "model.name": "fedprotip.models",
+}
+"""Setting → the package that declares the names of this one, imported when a name is asked for."""
+
 _given: list[str] = []  # modules that the user gave, by name
 
 
@@ -30,12 +37,20 @@ def declare(key: str, name: str, value: Any) -> None:
 def known(key: str, name: str) -> Any:
     """What was declared under a name, here or by an installed package; UnknownName where it is nobody's."""
     if name not in KNOWN[key]:
+        import_module(BUILT_IN[key])
+    if name not in KNOWN[key]:
         offers = offered(key)
         if name not in offers:
             hint = nearest(name, KNOWN[key].keys() | offers.keys())
             raise UnknownName(key, name, f"{key} = {shortened(name)!r} is unknown; {hint}.")
         _load(key, offers[name])
     return KNOWN[key][name]
+
+
+def declared(key: str) -> dict[str, Any]:
+    """All that was declared so far, with everything of this package."""
+    import_module(BUILT_IN[key])
+    return KNOWN[key]
 
 
 def offered(key: str) -> dict[str, EntryPoint]:
@@ -45,7 +60,7 @@ def offered(key: str) -> dict[str, EntryPoint]:
 
 def is_known(key: str, name: str) -> bool:
     """Whether a name is declared here or offered by an installed package; nothing is imported."""
-    return name in KNOWN[key] or name in offered(key)
+    return name in declared(key) or name in offered(key)
 
 
 def load_offered(key: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
 from fedprotip.errors import shortened
-from fedprotip.settings.names import KNOWN, known
+from fedprotip.settings.names import known
 
 MANY, HUGE = 10**9, 1e30
 """Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
@@ -368,7 +368,7 @@ class Settings(Section):
     clients: ClientsSettings = ClientsSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
-    method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: KNOWN["method.name"]["fedprotip"]())
+    method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: known("method.name", "fedprotip")())
     statistics: StatisticsSettings = StatisticsSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     run: RunSettings = RunSettings()

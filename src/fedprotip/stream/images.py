@@ -103,6 +103,13 @@ class FileImages:
         if crop is not None:
             box = resized_box(*image.size, *crop, aspect=width / height)
             return _planes(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
+        return self._brought(image)
+
+    def fitted(self, image: Image.Image) -> Tensor:
+        """An RGB image that is in memory already, brought to size as files are: (3, height, width) uint8."""
+        return torch.from_numpy(self._brought(image))
+
+    def _brought(self, image: Image.Image) -> np.ndarray:
         if self.fit == "crop":
             return middle(image, self.resize, self.size)
         return _planes(_padded(image, self.size) if self.fit == "pad" else _stretched(image, self.size))
@@ -232,10 +239,10 @@ def _open(path: str) -> Image.Image:
         image.load()
         with suppress(Exception):  # broken EXIF is no reason to lose the image; in place it is turned before EXIF is
             ImageOps.exif_transpose(image, in_place=True)
-        return _to_rgb(image)
+        return to_rgb(image)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """16 bits are scaled, not cut off; what is transparent shows white."""
     if image.mode.startswith("I"):  # 16 bits; some versions of Pillow and some TIFF files say I, as for 32
         pixels = np.asarray(image).astype(np.int64)

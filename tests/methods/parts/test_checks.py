@@ -11,7 +11,7 @@ from fedprotip.inference.statistics import FeatureMap, Sums, pack
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import statistics
-from fedprotip.methods.parts.calibration import BINS, SURE, TEMPERATURES, Calibrating
+from fedprotip.methods.parts.calibration import BINS, CALIBRATION, SURE, TEMPERATURES, Calibrating, held_back
 from fedprotip.methods.parts.references import References
 from fedprotip.methods.parts.training import Training
 from tests.sites import Ends
@@ -66,6 +66,20 @@ def test_a_moment_must_fit_sums_and_counts():
             statistics.check(changed(honest, **tensors), statistics.KIND, 2, MAP)
 
 
+def test_there_are_no_products_of_no_samples():
+    """They would be in line with everybody's: nothing has a length of no samples."""
+    nothing = told((0, 0))
+    statistics.check(nothing, statistics.KIND, 2, MAP)
+    huge = changed(nothing, moment=pack(1e9 * torch.eye(MAP.d)))
+    plain = FeatureMap(MAP.d)  # without sketches, as at the start of a head
+    with pytest.raises(BadMessage, match="products of no samples"):
+        statistics.check(changed(huge, sketches=torch.zeros(2, MAP.d, 0)), statistics.KIND, 2, plain)
+    few = {"factor": torch.ones(MAP.d, 1), "rest": torch.zeros(MAP.d), "sketches": torch.zeros(2, MAP.d, 0)}
+    few |= {name: nothing.tensors[name] for name in ("counts", "sums")}
+    with pytest.raises(BadMessage, match="products of no samples"):
+        statistics.check(Message(statistics.KIND, few, {"withheld": 2}), statistics.KIND, 2, plain, rank=1)
+
+
 def test_features_of_a_relu_have_no_negative_sums():
     negated = changed(told(), sums=-told().tensors["sums"])
     statistics.check(negated, statistics.KIND, 2, MAP)  # its moment and sketches fit
@@ -117,19 +131,21 @@ def test_numbers_of_samples_stay_what_they_were():
             Training().check_sender(message, None, Sender(0, samples))
 
 
+def scored(count, right=0, loss=1.0):
+    """What a client says about one way to answer."""
+    distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
+    distances[:, 3] = count
+    losses = torch.full((1, len(TEMPERATURES)), loss * count, dtype=torch.float64)
+    hits = torch.zeros(1, len(TEMPERATURES), 2, SURE, dtype=torch.int64)
+    hits[:, :, 0, 5], hits[:, :, 1, 5] = count, min(right, count)
+    told = {"right": torch.tensor([right]), "loss": losses, "hits": hits, "distances": distances}
+    return Message("calibration", told)
+
+
 def test_no_more_is_scored_than_can_be_held_back(tmp_path):
     settings = small(clients={"held_back": 0.2})
     site = Ends(settings, tmp_path).site()
     exchange = Calibrating(statistics.answering(settings), settings.train)  # one way
-
-    def scored(count, right=0, loss=1.0):
-        distances = torch.zeros(len(MEASURES), BINS, dtype=torch.int64)
-        distances[:, 3] = count
-        losses = torch.full((1, len(TEMPERATURES)), loss * count, dtype=torch.float64)
-        hits = torch.zeros(1, len(TEMPERATURES), 2, SURE, dtype=torch.int64)
-        hits[:, :, 0, 5], hits[:, :, 1, 5] = count, min(right, count)
-        told = {"right": torch.tensor([right]), "loss": losses, "hits": hits, "distances": distances}
-        return Message("calibration", told)
 
     exchange.check(scored(10), site)
     exchange.check(scored(10, right=10, loss=50.0), site)
@@ -145,10 +161,28 @@ def test_no_more_is_scored_than_can_be_held_back(tmp_path):
         strange.tensors["hits"][0, 7, part, place] = 1
         with pytest.raises(BadMessage, match="at a sureness"):
             exchange.check(strange, site)
+    wrapped = scored(10)  # adds up to 10 beyond the largest integer
+    wrapped.tensors["hits"][0, 7, 0, 5:8] = torch.tensor([2**63 - 1, 2**63 - 1, 12])
+    with pytest.raises(BadMessage, match="at a sureness"):
+        exchange.check(wrapped, site)
     uneven = scored(10)
     uneven.tensors["distances"][1, 4] = 1  # another number of samples by the second measure
     with pytest.raises(BadMessage, match="a count is impossible"):
         exchange.check(uneven, site)
+
+
+def test_held_back_samples_count_as_far_as_they_are_believed(tmp_path):
+    """Of a client that states ten times the samples of the other and says that all were wrong."""
+    settings = small(clients={"held_back": 0.2})
+    site = Ends(settings, tmp_path).site()
+    site.known.declared[CALIBRATION.name] = CALIBRATION
+    exchange, site.most = Calibrating(statistics.answering(settings), settings.train), 79
+    exchange.digest([(0, scored(10, right=10, loss=0.1)), (1, scored(200, loss=0.2))], site)
+    assert held_back(site, 79) == 20
+    assert site.known["calibration/distances"].sum(1).tolist() == [30, 30]
+    assert site.known["calibration/right"].tolist() == [30]  # wrong answers that only one found do not count
+    assert site.known["calibration/hits"][0, 0, :, 5].tolist() == [30, 10]
+    assert site.known["calibration/loss"][0, 0].item() == pytest.approx(10 * 0.1 + 20 * 0.2)
 
 
 def test_references_to_earlier_tasks_stay(tmp_path):

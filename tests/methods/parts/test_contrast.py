@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedprotip.methods.parts.contrast import contrast
-from fedprotip.methods.parts.views import Look, brightness, cropped, second_look, turned
+from fedprotip.methods.parts.views import Views, brightness, cropped, second_look, turned
 
 
 def by_loops(views, labels, temperature):
@@ -51,11 +51,11 @@ def chance(seed=0):
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_a_second_look_is_an_image_of_the_same_shape(channels):
     images = torch.rand(16, channels, 9, 7, generator=chance())
-    seen = second_look(images, Look(), chance(1))
+    seen = second_look(images, Views(), chance(1))
     assert seen.shape == images.shape
     assert 0 <= seen.min() < seen.max() <= 1
     assert not torch.equal(seen, images)
-    assert torch.equal(seen, second_look(images, Look(), chance(1)))
+    assert torch.equal(seen, second_look(images, Views(), chance(1)))
 
 
 def test_a_crop_of_the_whole_image_is_the_image():
@@ -65,7 +65,7 @@ def test_a_crop_of_the_whole_image_is_the_image():
 
 
 def test_grey_images_have_no_colour():
-    seen = second_look(torch.rand(8, 3, 6, 6, generator=chance()), Look(grey=1.0), chance(1))
+    seen = second_look(torch.rand(8, 3, 6, 6, generator=chance()), Views(grey=1.0), chance(1))
     assert torch.allclose(seen, seen[:, :1].expand_as(seen))
 
 

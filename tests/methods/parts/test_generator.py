@@ -103,6 +103,46 @@ def test_the_teacher_sees_what_was_wanted(site, made):
     assert (said.argmax(1) == targets).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("against", [False, True])
+def test_the_loss_of_images_is_the_published_sum(site, against):
+    synthesis = MetaSynthesis(site, site.method.options)
+    images, targets = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
+    state = synthesis.chance.get_state()
+    with torch.no_grad():
+        found = synthesis._score(targets, against)(images)
+        synthesis.chance.set_state(state)
+        inputs = site.look.inputs(site.look.shaken(images, synthesis.chance))
+        said, student = (
+            torch.cat([head(network.embed(inputs)) for head in network.heads[:2]], 1)
+            for network in (site.network, synthesis.student)
+        )
+        expected = 0.5 * F.cross_entropy(said, targets) + 10 * synthesis.match.loss()
+        expected = expected - against * disagreement(student, said)
+    torch.testing.assert_close(found, expected)
+
+
+def course(synthesis, monkeypatch):
+    """Of every round whether the student takes part; and the size of the pool in its lessons."""
+    against, lessons = [], []
+    monkeypatch.setattr(synthesis, "_score", lambda targets, against: against)
+    monkeypatch.setattr(synthesis, "_teach", lambda pool: lessons.append(len(pool)))
+
+    def make(targets, score):
+        against.append(score)
+        return torch.zeros(len(targets), 1, 8, 8)
+
+    monkeypatch.setattr(synthesis, "make", make)
+    synthesis.run()
+    return against, lessons
+
+
+def test_the_student_learns_and_takes_part_after_the_warm_up(site, monkeypatch):
+    options = site.method.options.model_copy(update={"warmup": 2, "synthesis_rounds": 4, "synthesis_batch": 10})
+    against, lessons = course(MetaSynthesis(site, options), monkeypatch)
+    assert against == [False, False, True, True]
+    assert lessons == [30, 40]
+
+
 def test_all_classes_are_there_those_of_the_oldest_task_too(made):
     counts = torch.bincount(made[2], minlength=4)
     assert counts.sum() == 150

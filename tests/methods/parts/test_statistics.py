@@ -13,6 +13,7 @@ from fedprotip.inference.statistics import FeatureMap, Sums, low_rank, pack, rec
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import statistics
+from fedprotip.methods.parts.calibration import without_held_back
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import Settings, TrainSettings
 from tests.inference.samples import features_of
@@ -190,7 +191,7 @@ def test_they_are_in_no_others_for_nobody_could_take_them_out(at, how):
     assert message.tensors["counts"].sum() == len(client(0).samples)
     known = client(0).site.known
     statistics.remember(known, Sums.zeros(2, D, 2))
-    found = statistics.without_held_back(client(0), statistics.feature_options(settings))
+    found = without_held_back(client(0), statistics.feature_options(settings))
     assert all(found[name] is known[name] for name in known)
 
 
@@ -204,7 +205,7 @@ def test_a_client_takes_its_own_out_again(at, minimum):
         local = client(number)
         local.known.update(known)
         with torch.no_grad():
-            found = recall(statistics.without_held_back(local, exchange.options))
+            found = recall(without_held_back(local, exchange.options))
             held = [(local.network.embed(x).double(), y) for x, y in local.held_back(1000)]
         keep = torch.bincount(all_labels(local), minlength=2)[held[0][1]] >= minimum
         expected, own = recall(known), Sums.zeros(2, D, 2)

@@ -156,14 +156,17 @@ class Bases(Exchange):
             raise BadMessage("the routing basis is empty")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """Ranks, of which few are not told apart, and energies where they decide."""
+        """Ranks, and energies where they decide."""
         bases = {name: basis for name, basis in message.tensors.items() if not name.startswith(SIGMA)}
-        ranks = {f"rank of {name}": max(basis.shape[1], len(basis) / FEW) for name, basis in bases.items()}
+        ranks = {f"rank of {name}": float(basis.shape[1]) for name, basis in bases.items()}
         sigmas = {name: message.tensors[SIGMA + name].double().norm().item() for name in bases if self._by_energy(name)}
         return ranks | {f"energy of {name}": height for name, height in sigmas.items() if height}
 
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        return {f"rank of {name}": len(basis) / FEW for name, basis in message.tensors.items()}
+
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
-        return max(sender.samples or 1, 1)
+        return min(max(sender.samples or 1, 1), site.most)
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message:
         """Eq. 10 for every layer, one client after another."""

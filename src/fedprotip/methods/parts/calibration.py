@@ -18,15 +18,18 @@ from fedprotip.inference.calibration import (
     hits,
     losses,
 )
+from fedprotip.inference.experts import feature_map
+from fedprotip.inference.statistics import COUNTS, Sums, recall
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle
-from fedprotip.methods.parts.statistics import feature_options, without_held_back
+from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, numbers
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.settings import TrainSettings
-from fedprotip.stream.plan import Answering
+from fedprotip.store.files import Tensors
+from fedprotip.stream.plan import Answering, Options
 
 CALIBRATION = Kept(
     "calibration",
@@ -60,8 +63,8 @@ class Calibrating(Exchange):
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         """Of all its samples `clients.held_back` are held back, rounded down."""
-        share, samples = site.settings.clients.held_back, sender.samples or 0
-        if int(message.tensors["distances"][0].sum()) > share * (samples + 1) / (1 - share):
+        samples = sender.samples or 0
+        if int(message.tensors["distances"][0].sum()) > held_back(site, samples):
             raise BadMessage(f"it has {samples} samples to train on, so more were scored than it can have held back")
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> None:
@@ -69,17 +72,17 @@ class Calibrating(Exchange):
 
         Wrong answers are `bounded`: one client can neither rule a way out, nor make up for what the others found wrong
         with another one. A right answer has a loss of log C at most, whatever the temperature; that bounds losses. They
-        are summed; where single clients are not trusted, the middle of those per sample counts.
+        are summed; where single clients are not trusted, the middle of those per sample counts. Nobody counts for more
+        samples than could be held back of `site.most`.
         """
-        told = [message.tensors for _, message in combined]
-        distances, right, loss, sure = (
-            torch.stack([one[name] for one in told]) for name in ("distances", "right", "loss", "hits")
-        )
+        told = [lighter(message.tensors, held_back(site, site.most)) for _, message in combined]
+        distances = torch.stack([one["distances"] for one in told])
+        right, loss, sure = (torch.stack([one[name].double() for one in told]) for name in ("right", "loss", "hits"))
         samples = distances[:, 0].sum(1)
-        wrong = bounded(samples[:, None] - right)
+        wrong = bounded((samples[:, None] - right).clamp_min(0))  # rounded, where a client counts for fewer samples
         guessing = math.log(sum(map(len, site.classes[: site.task + 1])))
         most = (samples[:, None] - wrong) * guessing + wrong * MOST_LOSS
-        per_sample = {"loss": loss.minimum(most[:, :, None]), "hits": sure.double()}
+        per_sample = {"loss": loss.minimum(most[:, :, None]), "hits": sure}
         found = {name: tensor.sum(0) for name, tensor in per_sample.items()}
         seen = samples > 0
         if is_robust(self._train.aggregate) and seen.any():
@@ -93,6 +96,21 @@ class Calibrating(Exchange):
             known = site.known.get(f"calibration/{name}")
             share = 1 if name in ("right", "asked") else FADING
             site.known[f"calibration/{name}"] = tensor if known is None else share * known + tensor
+
+
+def held_back(site: Site, samples: float) -> float:
+    """How many samples a client can have held back, at most, that trains on so many."""
+    share = site.settings.clients.held_back
+    return share * (samples + 1) / (1 - share)
+
+
+def lighter(told: Tensors, most: float) -> Tensors:
+    """What a client found, as if it had scored no more samples than these."""
+    samples = int(told["distances"][0].sum())
+    if not samples > most:
+        return told
+    scaled = {name: tensor.double() * (most / samples) for name, tensor in told.items()}
+    return scaled | {"distances": scaled["distances"].round().long()}
 
 
 def bounded(wrong: Tensor) -> Tensor:
@@ -119,6 +137,22 @@ def calibrate(local: Local, inference: Inference, tried: Sequence[str], batch: i
     return Message(Calibrating.name, {"right": right, "loss": loss, "hits": found, "distances": distances})
 
 
+def without_held_back(local: Local, options: Options) -> Tensors:
+    """What a client knows, as if nobody had been told of the samples that it holds back of the task under way.
+
+    Answers about these are then what they would be about any others. Sums of low rank, and those that trust no single
+    client, have none of them in the first place.
+    """
+    known = dict(local.known)
+    if combination(local.settings) != "sum" or COUNTS not in known:
+        return known
+    change, whole = feature_map(local.network, options), recall(local.known)
+    told = numbers(local, held_back=True) >= local.settings.statistics.minimum
+    own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
+    enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
+    return known | as_knowledge(whole.without(own))
+
+
 def check_calibration(message: Message, ways: int) -> None:
     """Raise BadMessage unless these are hits and losses of so many ways, and counts of distances."""
     specs = {"loss": Spec((ways, len(TEMPERATURES)), torch.float64), "right": Spec((ways,), torch.int64)}
@@ -134,7 +168,7 @@ def check_calibration(message: Message, ways: int) -> None:
     if (message.tensors["right"] > samples).any():
         raise BadMessage("more answers are right than samples were scored")
     scored, good = message.tensors["hits"].unbind(2)
-    if (scored.sum(2) != samples).any() or (good > scored).any():
+    if (scored > samples).any() or (scored.sum(2) != samples).any() or (good > scored).any():
         raise BadMessage("more answers are right at a sureness than were given, or not every sample was answered")
     if (message.tensors["loss"] > MOST_LOSS * samples * (1 + 1e-6)).any():
         raise BadMessage("a loss is larger than so many samples can have")

@@ -35,7 +35,7 @@ Score = Callable[[Tensor], Tensor]
 class SynthesisOptions(MethodSettings):
     """How images are made; every method that makes some has these settings."""
 
-    synthesis_rounds: int = Field(40, ge=1, description="Rounds of synthesis after a task; each makes one batch.")
+    synthesis_rounds: int = Field(40, ge=1, description="Rounds of synthesis after a task that each add a batch.")
     synthesis_batch: int = Field(256, ge=2, description="Images made in a round of synthesis.")
     generator_steps: int = Field(40, ge=1, description="Steps of the generator in a round of synthesis.")
     generator_lr: float = Field(2e-3, gt=0, description="Adam's learning rate of the generator.")
@@ -136,8 +136,8 @@ def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
 class Synthesis:
     """Makes the pool of the tasks before the one that the site has begun, from the model it begins with."""
 
-    first_kept: int = 0
-    """The round from which on images are kept."""
+    unkept: int = 0
+    """Rounds before those that add to the pool."""
     first_adversarial: int
     """The round from which on the student takes part."""
 
@@ -186,16 +186,17 @@ class Synthesis:
     def run(self) -> tuple[Tensor, Tensor]:
         """The pool (n, c, h, w) uint8, and what its images were to be (n,)."""
         options, made, wanted = self.options, list[Tensor](), list[Tensor]()
-        for round_ in range(options.synthesis_rounds):
+        rounds = self.unkept + options.synthesis_rounds
+        for round_ in range(rounds):
             targets = self.targets()
             images = self.make(targets, self._score(targets, against=round_ >= self.first_adversarial))
             self.match.remember()
-            if round_ >= min(self.first_kept, options.synthesis_rounds - 1):
+            if round_ >= self.unkept:
                 made.append((images * 255).round().to("cpu", torch.uint8))
                 wanted.append(targets.cpu())
             if round_ >= options.warmup:
                 self._teach(torch.cat(made))
-            self.site.on_progress("synthesis", round_ + 1, options.synthesis_rounds)
+            self.site.on_progress("synthesis", round_ + 1, rounds)
         return torch.cat(made)[-options.pool :], torch.cat(wanted)[-options.pool :]
 
     def heard(self, network: Network, inputs: Tensor) -> tuple[Tensor, Tensor]:

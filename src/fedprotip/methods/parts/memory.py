@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedprotip.models.prefix import InputBatch
 from fedprotip.store.files import Tensors
-from fedprotip.stream.transforms import Augmentation, draw, flip, random_crop
+from fedprotip.stream.look import Look
 
 
 def room(memory: int, classes: int) -> int:
@@ -59,14 +59,14 @@ def replayed(
     samples: int,
     batch: int,
     chance: torch.Generator,
-    augmented: Augmentation | None,
+    look: Look | None,
 ) -> Iterator[InputBatch]:
     """Own batches and exemplars together, as if they were one set: each pass over the samples sees every exemplar once.
 
     Every batch has its share of both, and none is longer than the setting asks.
 
     Args:
-        samples: own ones in a pass. batch: the longest one. augmented: how exemplars vary, or None.
+        samples: own ones in a pass. batch: the longest one. look: with it exemplars vary as new samples do.
     """
     order, seen, used = iter(_endless(len(exemplars["labels"]), chance)), 0, 0
     for images, labels in own:
@@ -76,18 +76,19 @@ def replayed(
         used += due
         rows = torch.tensor([next(order) for _ in range(due)], dtype=torch.int64)
         old = exemplars["images"][rows]
-        old = varied(old, augmented, chance) if augmented and due else old
+        old = varied(old, look, chance) if look and due else old
         images, labels = torch.cat([images, old]), torch.cat([labels, exemplars["labels"][rows]])
         mixed = torch.randperm(len(labels), generator=chance)
         for part in mixed.tensor_split(-(-len(labels) // batch)):
             yield images[part], labels[part]
 
 
-def varied(images: Tensor, how: Augmentation, chance: torch.Generator) -> Tensor:
-    """Cropped and flipped as new samples are; they are normalised already, so light and scale stay."""
-    draws = draw(len(images), chance)
-    images = random_crop(images, how.pad, draws.position)
-    return flip(images, draws.flip < 0.5) if how.flip else images
+def varied(images: Tensor, look: Look, chance: torch.Generator) -> Tensor:
+    """Kept images, which are normalised, augmented as new samples are.
+
+    By the same steps: where a crop has another border, or the light never changes, a network tells old from new by it.
+    """
+    return look.batch((look.pixels.scaled(images) * 255).round().to(torch.uint8), chance)
 
 
 def _endless(count: int, chance: torch.Generator) -> Iterator[int]:

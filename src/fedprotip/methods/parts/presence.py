@@ -13,7 +13,8 @@ FEW = 100
 
 
 class Presence(Exchange):
-    name, when, who, needed, needs_model = "presence", "begin", "everyone", False, False
+    name, when, who = "presence", "begin", "everyone"
+    needed, needs_model, counts = False, False, True
     slack = 1e5  # small sites beside a very large one are honest; 10¹² samples are not
 
     def answer(self, local: Local) -> Message:
@@ -25,7 +26,10 @@ class Presence(Exchange):
         check_samples(message, at_least=0)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        return {"number of samples": max(message.meta["samples"], FEW)}
+        return {"number of samples": message.meta["samples"]}
+
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        return {"number of samples": FEW}
 
 
 def most_samples(stated: Iterable[int], heaviest: float) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedprotip.methods.constraint import Constraint
 from fedprotip.models.capture import Layer
-from fedprotip.models.patches import all_columns, coordinates, count_columns
+from fedprotip.models.patches import all_columns, by_taps, coordinates, count_columns
 from fedprotip.settings import TrainSettings
 from fedprotip.subspace.project import Anchored, Projector
 
@@ -78,6 +78,7 @@ class _Guard:
         self._weight = layer.weight({layer.parameter: parameter.detach()})
         self._anchored = anchored or projector.anchor(self._weight.clone())
         self.by_inputs: bool | None = None  # None: the layer has not been called yet
+        self._kernels: Tensor | None = None  # the basis, as products with inputs of a convolution read it
 
     def pull_back(self) -> None:
         self._anchored.pull_back_(self._weight)
@@ -99,7 +100,9 @@ class _Guard:
         if not isinstance(module, nn.Conv2d):
             return self._projector.columns(all_columns(module, inputs))
         basis = self._projector.basis
-        known = coordinates(module, inputs, basis)
+        if self._kernels is None:
+            self._kernels = by_taps(module, basis)
+        known = coordinates(module, inputs, self._kernels)
         if self._projector.is_complement:
             return basis @ known
         return all_columns(module, inputs).addmm_(basis, known, alpha=-1)

@@ -37,11 +37,11 @@ ROUNDED = 1e-4
 
 def kept(best: Where) -> tuple[Kept, ...]:
     """State of a method with a proxy; `best`: who holds the best model so far."""
-    whole = Form("", torch.int64)
+    whole, several = Form("", torch.int64), Form("n", torch.int64)
     return (
         Kept(TEACHER, "shared", WEIGHTS),
         Kept(BEST, best, WEIGHTS),
-        Kept(MONITOR, "server", {"images": Form("n c h w"), "labels": Form("n", torch.int64), "task": whole}),
+        Kept(MONITOR, "server", {"images": Form("n c h w"), "labels": several, "clients": several, "task": whole}),
         Kept(PROXY, "server", {"performance": Form("", torch.float64), "radius": Form(""), "rounds": whole}),
     )
 
@@ -130,18 +130,24 @@ class Prototypes(Exchange):
             raise BadMessage("its prototypes are not of different classes of this task")
 
     def digest(self, combined: Iterable[tuple[int, Message]], site: Site) -> Message | None:
-        """New images for the monitor; where clients notice the task by themselves, this tells the server of it too."""
+        """New images for the monitor; where clients notice the task by themselves, this tells the server of it too.
+
+        A client is heard once in a task: it could have images made for ever.
+        """
+        method, known = cast("Transitions", site.method), site.known
+        first = f"{MONITOR}/task" not in known or int(known[f"{MONITOR}/task"]) != site.task
+        heard = [] if first else known[f"{MONITOR}/clients"].tolist()
         told = [(client, message.tensors["gradients"]) for client, message in combined if message.tensors]
+        told = [(client, gradients) for client, gradients in told if client not in heard]
         if not told:
             return None
         images, labels = reconstructed(told, site)
-        method, known = cast("Transitions", site.method), site.known
-        first = f"{MONITOR}/task" not in known or int(known[f"{MONITOR}/task"]) != site.task
         message = succeed(self.name, site) if first and not method.told else None
         if not first:
             images = torch.cat([known[f"{MONITOR}/images"], images])
             labels = torch.cat([known[f"{MONITOR}/labels"], labels])
-        found = {"images": images, "labels": labels, "task": torch.tensor(site.task)}
+        clients = torch.tensor([*heard, *(client for client, _ in told)])
+        found = {"images": images, "labels": labels, "task": torch.tensor(site.task), "clients": clients}
         known.update({f"{MONITOR}/{name}": tensor for name, tensor in found.items()})
         return message
 
@@ -186,7 +192,7 @@ class Monitor(Exchange):
         method, known = cast("Transitions", site.method), site.known
         rounds, best = (known.get(f"{PROXY}/{name}", torch.tensor(0.0)) for name in ("rounds", "performance"))
         known[f"{PROXY}/rounds"] = rounds + 1
-        judged = rounds >= method.ignored and f"{MONITOR}/labels" in known
+        judged = bool(rounds >= method.ignored and len(known.get(f"{MONITOR}/labels", ())))
         found = method.performance(site) if judged else 0.0
         if judged and found < best:
             return None

@@ -55,7 +55,7 @@ class Statistics(Exchange):
     """Sums of every client's features at the end of a task.
 
     Where they are plain sums, samples that were held back are in them: whoever calibrates answers by its own can take
-    them out again (`without_held_back`).
+    them out again (`parts/calibration.py::without_held_back`).
 
     Args:
         tells: clients are told the sums of all (they calibrate answers by them).
@@ -130,15 +130,15 @@ def gather(
     """
     settings = local.settings
     parts = [replace(local, task=task) for task in ([local.task] if tasks is None else tasks)]
-    counts = torch.cat([_numbers(part, held_back) for part in parts])
+    counts = torch.cat([numbers(part, held_back) for part in parts])
     told, first = counts >= settings.statistics.minimum, 0
     sums = Sums.zeros(len(counts), change.out, change.columns)
     for part in parts:
         batches = part.labelled(settings.evaluate.batch)
         own = told[first : (first := first + len(part.site.classes[part.task]))]
-        _enter(sums, part, batches, change, own, first - len(own))
+        enter(sums, part, batches, change, own, first - len(own))
         if held_back:
-            _enter(sums, part, part.held_back(settings.evaluate.batch), change, own, first - len(own))
+            enter(sums, part, part.held_back(settings.evaluate.batch), change, own, first - len(own))
     tensors = {"counts": sums.counts.long(), "sums": sums.sums.float(), "sketches": sums.sketches.float()}
     if rank := _rank(change.out, settings.statistics.rank):
         factor, rest = low_rank(sums.scatter(), rank)
@@ -148,13 +148,13 @@ def gather(
     return Message(kind, tensors, {"withheld": int(((counts > 0) & ~told).sum())})
 
 
-def _numbers(local: Local, held_back: bool) -> Tensor:
+def numbers(local: Local, held_back: bool) -> Tensor:
     """How many samples a client has of each class of the task (C,), with or without those it held back."""
     labels = torch.cat([local.labels(), local.holding.held_back_labels(local.task)] if held_back else [local.labels()])
     return (labels[:, None] == torch.tensor(local.site.classes[local.task])).sum(0)
 
 
-def _enter(
+def enter(
     sums: Sums, local: Local, batches: Iterable[InputBatch], change: FeatureMap, told: Tensor, first: int = 0
 ) -> None:
     """Add samples of a task whose classes have the rows from `first` on, but for classes that are not told (C,)."""
@@ -164,22 +164,6 @@ def _enter(
         keep = told[rows]
         features = looked_at(local.network, inputs, change)
         sums.add(change(features[keep.to(features.device)]), first + rows[keep], change.omega)
-
-
-def without_held_back(local: Local, options: Options) -> Tensors:
-    """What a client knows, as if nobody had been told of the samples that it holds back of the task under way.
-
-    Answers about these are then what they would be about any others. Sums of low rank, and those that trust no single
-    client, have none of them in the first place.
-    """
-    known = dict(local.known)
-    if combination(local.settings) != "sum" or COUNTS not in known:
-        return known
-    change, whole = feature_map(local.network, options), recall(local.known)
-    told = _numbers(local, held_back=True) >= local.settings.statistics.minimum
-    own, last = Sums.zeros(len(whole.counts), change.out, change.columns), len(whole.counts) - len(told)
-    _enter(own, local, local.held_back(local.settings.evaluate.batch), change, told, last)
-    return known | as_knowledge(whole.without(own))
 
 
 def looked_at(network: Network, inputs: Inputs, change: FeatureMap) -> Tensor:
@@ -215,6 +199,8 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
     if sums[counts == 0].any() or message.tensors["sketches"][counts == 0].any():
         raise BadMessage("a class without samples has a sum")
+    if not counts.any() and any(message.tensors[name].any() for name in products):
+        raise BadMessage("there are products of no samples")
     if rank:
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")

@@ -19,17 +19,18 @@ class Stored(Exchange):
 
     name, who, combine, needed, needs_model = STORED, "everyone", "sum", False, False
 
-    def __init__(self, group: str, rows: str = "labels") -> None:
-        """Args: group: of the client's private state, or groups GROUP-…; rows: the tensor whose rows are samples."""
-        self.group, self.rows = group, rows
+    def __init__(self, group: str, most: int = MANY) -> None:
+        """Args: group: of the client's private state, with `labels` of its samples; most: samples that it keeps."""
+        self.group, self.most = group, most
 
     def answer(self, local: Local) -> Message:
         kept = local.own.get(self.group)
-        return Message(self.name, {RAW: torch.tensor(len(kept[self.rows]) if kept else 0)})
+        return Message(self.name, {RAW: torch.tensor(len(kept["labels"]) if kept else 0)})
 
     def check(self, message: Message, site: Site) -> None:
         message.check(self.name, {RAW: Spec((), torch.int64)})
-        if not 0 <= message.tensors[RAW] <= MANY:
+        message.check_meta()
+        if not 0 <= message.tensors[RAW] <= self.most:
             raise BadMessage("nobody keeps so many samples")
 
     def digest(self, combined: Message, site: Site) -> None:

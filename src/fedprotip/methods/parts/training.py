@@ -1,7 +1,7 @@
 """The round of training: local steps from the received model (PGD of Algorithm 1), and their average (Eq. 6)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import signature
 from itertools import chain, count, islice
 from typing import Any
@@ -37,7 +37,6 @@ ROUNDED = 1e-2
 
 class Training(Exchange):
     name, when, combine, trains = MODEL, "round", "mean", True
-    slack = 2.5  # in honest runs at most 1.8: docs/threats.md
 
     def answer(self, local: Local) -> Message:
         said = {"samples": local.site.method.count(local), "loss": train(local)}
@@ -61,24 +60,14 @@ class Training(Exchange):
             raise BadMessage(f"{message.meta['samples']} samples are stated, before it were {sender.samples}")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """How far the model has moved from the one that was sent: its parts, and running statistics.
+        """How far the model has moved from the one that was sent: its parts, and running statistics."""
+        changes = ((name, self.change(name, tensor, site)) for name, tensor in message.tensors.items())
+        return _lengths(changes, site)
 
-        Moves of less than `SHORT` of what moves are not told apart: where training has little left to do, most clients
-        may stand still and one may not.
-        """
-        moves, stood = dict[str, list[float]](), dict[str, list[float]]()
-        moving = set(site.network.moving)
-        for name, tensor in message.tensors.items():
-            if (change := self.change(name, tensor, site)) is not None:
-                part = name.partition(".")[0]
-                what = PARTS.get(part, "backbone") if name in moving else "running statistics"
-                moves.setdefault(what, []).append(change.norm(dtype=torch.float64).item())
-                held = tensor_of(site.network, name).detach()
-                stood.setdefault(what, []).append(held.norm(dtype=torch.float64).item())
-        return {
-            f"update of the {what}": max(math.hypot(*lengths), SHORT * math.hypot(*stood[what]))
-            for what, lengths in moves.items()
-        }
+    def least(self, message: Message, site: Site) -> dict[str, float]:
+        """`SHORT` of what moves: where training has little left to do, most clients may stand still and one may not."""
+        held = ((name, tensor_of(site.network, name)) for name in message.tensors)
+        return {what: SHORT * length for what, length in _lengths(held, site).items()}
 
     def origin(self, name: str, site: Site) -> Tensor | None:
         return site.sent(name)
@@ -96,6 +85,16 @@ class Training(Exchange):
 
     def receive(self, message: Message, site: Site) -> None:
         site.hear(message.tensors)
+
+
+def _lengths(tensors: Iterable[tuple[str, Tensor | None]], site: Site) -> dict[str, float]:
+    """The length of each part of a model, called as its updates are; counters have none."""
+    lengths, moving = dict[str, list[float]](), set(site.network.moving)
+    for name, tensor in tensors:
+        if tensor is not None and tensor.is_floating_point():
+            what = PARTS.get(name.partition(".")[0], "backbone") if name in moving else "running statistics"
+            lengths.setdefault(f"update of the {what}", []).append(tensor.detach().norm(dtype=torch.float64).item())
+    return {what: math.hypot(*found) for what, found in lengths.items()}
 
 
 def train(local: Local) -> float:

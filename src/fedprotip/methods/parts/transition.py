@@ -101,12 +101,11 @@ class Transitions(Method):
 
     def at_end(self) -> Sequence[Exchange]:
         chosen = (Exemplars(),) if self.told else ()
-        return (proxy.Prototypes(), proxy.Monitor(), *chosen, stored.Stored(EXEMPLARS))
+        return (proxy.Prototypes(), proxy.Monitor(), *chosen, stored.Stored(EXEMPLARS, self.options.memory))
 
     def trainable(self, site: Site) -> set[str]:
         """Old heads move too: their classes are among the exemplars."""
-        heads = {name for name, _ in site.network.named_parameters() if name.startswith("heads.")}
-        return super().trainable(site) | heads
+        return super().trainable(site) | site.heads()
 
     def begin_round(self, local: Local) -> None:
         last = local.own.get(proxy.TRANSITION)
@@ -116,7 +115,8 @@ class Transitions(Method):
         else:
             signal = entropy - (float(last["entropy"]) if last else 0.0) > self.options.threshold
             if signal and last:
-                remember(replace(local, task=int(last["task"]), scratch={}))
+                for past in range(int(last["task"]), max(int(last["task"]) + 1, local.task)):
+                    remember(replace(local, task=past, scratch={}))
         keep(local, entropy, torch.zeros(0, 0))
         local.scratch.update(signal=signal, entropy=entropy, teacher=teacher_of(local, signal and not self.told))
         local.scratch["exemplars"] = local.own.get(EXEMPLARS) or nothing(local.site)
@@ -129,8 +129,8 @@ class Transitions(Method):
         exemplars, train = local.scratch["exemplars"], local.settings.train
         if not len(exemplars["labels"]):
             return own
-        varied, chance = local.site.look.varied, local.chance("replay")
-        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, chance, varied)
+        look = local.site.look if local.site.look.varied else None
+        mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), look)
         return islice(mixed, train.steps) if train.steps else mixed
 
     def pass_length(self, local: Local) -> int:
@@ -168,6 +168,8 @@ def keep(local: Local, entropy: float, gradients: Tensor) -> None:
 
 def remember(local: Local) -> None:
     """Exemplars of the classes that the client has in this task; those of earlier ones become fewer."""
+    if not len(local.samples):
+        return
     features, labels = embedded(local)
     old = local.own.get(EXEMPLARS) or nothing(local.site)
     options = cast(TransitionOptions, local.settings.method)
