@@ -118,11 +118,11 @@ def prototypes(ends, site, clients):
     return site.known["prototypes/labels"], site.known["prototypes/means"]
 
 
-def keep(ends, client, labels, seed=0):
-    """A client that keeps such samples."""
+def keep(ends, client, labels, seed=0, task=0):
+    """A client that keeps such samples, those of this task among them."""
     images = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed))
     known = torch.tensor(labels, dtype=torch.int64)
-    kept = {"images": images, "labels": known, "seen": torch.tensor(9), "task": torch.tensor(0)}
+    kept = {"images": images, "labels": known, "seen": torch.tensor(9), "task": torch.tensor(task)}
     ends.local(client).own.put("reservoir", kept)
     return images
 
@@ -203,7 +203,7 @@ def test_features_of_a_relu_have_no_negative_sums_and_a_reply_says_nothing_more(
 def test_of_a_new_class_nobody_keeps_more_samples_than_it_has(ends):
     """Of earlier tasks the server does not know how many it had."""
     site, exchange = ends.site(task=1), Prototypes()
-    keep(ends, 0, [0, 0, 0, 2, 3])
+    keep(ends, 0, [0, 0, 0, 2, 3], task=1)
     with torch.no_grad():
         honest = exchange.answer(ends.local(0, site))
     exchange.check_sender(honest, site, Sender(0, 2))
