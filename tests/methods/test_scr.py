@@ -119,7 +119,7 @@ def prototypes(ends, site, clients):
 
 
 def keep(ends, client, labels, seed=0, task=0):
-    """A client that keeps such samples."""
+    """A client that keeps such samples, those of this task among them."""
     images = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed))
     known = torch.tensor(labels, dtype=torch.int64)
     kept = {"images": images, "labels": known, "seen": torch.tensor(9), "task": torch.tensor(task)}

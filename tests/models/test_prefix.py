@@ -1,6 +1,7 @@
 """The frozen prefix runs once per image, and nobody can tell from the results."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from fedprotip.seeds import torch_stream
 from fedprotip.settings import load
 from fedprotip.store.scratch import IN_USE
 from fedprotip.stream import build_stream
+from fedprotip.stream.datasets import load_dataset
+from fedprotip.stream.transforms import Augmentation
 from tests.small import TENSORS, small, tensors
 
 CNN = {"name": "small_cnn", "width": 8, "depth": 3, "freeze": "layer2"}
@@ -28,8 +31,9 @@ def frozen(**sections):
     return small(model=model, **sections)
 
 
-def world(settings):
-    stream = build_stream(settings)
+def world(settings, **changed):
+    dataset = load_dataset(settings.data)
+    stream = build_stream(settings, replace(dataset, **changed))
     network = build_network(settings, stream.dataset.image_shape, routes=True)
     for name, parameter in network.backbone.named_parameters():
         parameter.requires_grad_(not name.startswith(("0.", "1.", "4.", "5.")))
@@ -204,6 +208,21 @@ def test_new_views_every_time_are_not_kept():
     one, two = (next(cache.train_batches(network, 0, [samples], torch_stream(0, "augment", i)))[0] for i in range(2))
     assert not torch.equal(one, two)
     assert not cache._rows
+
+
+def test_flips_alone_are_two_views_that_are_kept():
+    settings = frozen(train={"augment": "flip"})
+    stream, network, cache = world(settings, augmentation=Augmentation())
+    samples = stream.tasks[0].train[:20]
+    plain, mirrored = (next(stream.view_batches(0, [(samples, np.full(20, view))]))[0] for view in (0, 1))
+    assert torch.equal(plain, next(stream.train_batches(0, [samples]))[0])
+    assert torch.equal(mirrored, plain.flip(3))
+    rows = network.embed(next(cache.train_batches(network, 0, [samples], torch_stream(0, "augment")))[0])
+    found = torch.stack([network.backbone(view) for view in (plain, mirrored)])
+    each = torch.isclose(found, rows, rtol=1e-4, atol=1e-5).all(2)  # (view, image)
+    assert each.any(0).all()
+    assert each.any(1).all()  # some of both
+    assert [kind for kind, _ in cache._rows] == ["views"]
 
 
 # Whole runs

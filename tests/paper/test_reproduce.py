@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -287,3 +288,16 @@ def test_every_result_in_the_repository_is_readable():
         cell = FinishedCell.model_validate_json(path.read_text())
         assert cell.plain() == json.loads(path.read_text())
         assert cell.summary.curve.keys() == cell.summary.accuracy.keys()
+
+
+def test_training_stands_beside_the_frozen_network(monkeypatch, tmp_path):
+    rows = tuple(replace(tiny_row(*row), ours=True) for row in (("frozen", "lda"), ("ours", "fedprotip")))
+    monkeypatch.setitem(PROTOCOLS, "tiny", Protocol("tiny", "A tiny table", rows))
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    carry_out(places)
+    cells = {row: json.loads((places["results"] / f"tiny/cpu/{row}-s0.json").read_text()) for row in ("frozen", "ours")}
+    single = {row: cell["summary"]["routers"]["statistics"]["single"] for row, cell in cells.items()}
+    lines = reproduce.rebuild("tiny", "cpu", places["results"]).lines
+    (line,) = (line for line in lines if (line.metric, line.mode) == ("trained − frozen", "single"))
+    assert (line.row, line.verdict) == ("ours", "not published")
+    assert line.ours.mean == pytest.approx(single["ours"] - single["frozen"])

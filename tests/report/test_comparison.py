@@ -290,6 +290,26 @@ def test_no_way_without_both_ends_or_between_ends_that_are_alike(tmp_path: Path)
         assert not any(name.startswith("way") for name in read_csv(tmp_path / "out/comparison.csv")[0])
 
 
+def test_trained_minus_frozen_is_against_the_twin_that_trains_nothing(tmp_path: Path) -> None:
+    """Seed by seed, by class statistics alone, and only where nothing but the training differs."""
+
+    def made(name: str, method: str, seed: int, single: float, **settings: Any) -> Path:
+        folder = make_run(tmp_path / name, method, seed=seed, settings=settings)
+        way = {"single": single, "batch64": single, "routing_single": 0.9, "routing_batch64": 0.9}
+        return changed(folder, routers={"statistics": way}, accuracy={"single": 99.0})
+
+    frozen = [made(f"lda{seed}", "lda", seed, 80.0 + seed) for seed in (0, 1)]
+    trained = [made(f"ours{seed}", "fedprotip", seed, 85.0 - seed, train={"lr": 0.2}) for seed in (0, 1, 2)]
+    other = made("other", "fedprotip", 0, 90.0, model={"width": 3})
+    rows = {row["label"]: row["trained_minus_frozen"] for row in comparison_rows([*frozen, *trained])}
+    assert rows["lda"] == {}
+    assert rows["fedprotip"]["single"] == {"mean": pytest.approx(4.0), "std": pytest.approx(math.sqrt(2))}  # 5 and 3
+    groups = aggregate([RunData.load(folder) for folder in [*frozen, *trained]])
+    grids = {grid.title: grid for section in comparison_sections(groups) for grid in section.grids}
+    assert grids["Trained minus frozen (points)"].rows == [["fedprotip", "+4.0 ± 1.4", "+4.0 ± 1.4"]]
+    assert all(not row["trained_minus_frozen"] for row in comparison_rows([*frozen, other]))
+
+
 def test_samples_that_are_kept_stand_beside_the_cost(tmp_path: Path) -> None:
     folders = with_reports(bounded(tmp_path))
     rows = {row["label"]: row["samples"] for row in comparison_rows(folders)}

@@ -195,7 +195,7 @@ def test_a_question_that_cannot_be_told_is_refused(learned, tmp_path):
         (asked * 2.7, "cannot be told"),
         (asked - 0.5, "cannot be told"),
         (asked * torch.nan, "NaN or infinite"),
-        (asked[None, None], "must be"),
+        (asked.expand(-1, 5, -1, -1), "1 to 4 channels"),
     ):
         with pytest.raises(fedprotip.UsageError, match=words):
             predictor.predict(wrong)

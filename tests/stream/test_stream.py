@@ -255,3 +255,8 @@ def test_a_task_without_samples_is_refused_before_any_work(train, test, part):
 def test_impossible_class_streams_are_refused(settings):
     with pytest.raises(UsageError, match=r"^stream\."):
         stream(**settings)
+
+
+def test_flips_are_refused_where_mirrored_images_mean_something_else():
+    with pytest.raises(UsageError, match=r"train.augment = 'flip': 'digits' .* mirrored"):
+        build_stream(load({"train": {"augment": "flip"}}))

@@ -92,9 +92,13 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
     way = any("single" in row["way"] for row in rows)
     if way:
         table.add_column("way\n[dim]from fedavg to joint", justify="right")
+    gained = any(row["trained_minus_frozen"] for row in rows)
+    if gained:
+        table.add_column("trained − frozen\n[dim]class statistics, single", justify="right")
     for row in rows:
         cells = [_cell(row, mode) for mode in modes]
         cells += [points(row["way"].get("single"))] if way else []
+        cells += [_gain(row["trained_minus_frozen"].get("single"))] if gained else []
         table.add_row(plain(row["label"]), str(row["n"]), *cells)
     console.print(table)
     for row in rows:
@@ -167,6 +171,10 @@ def _cell(row: dict[str, Any], mode: str) -> str:
     accuracy, drop = row["accuracy"][shown], row["forgetting"][shown]
     spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.1f}"
     return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f}){STAND_IN if shown != mode else ''}"
+
+
+def _gain(stat: dict[str, Any] | None) -> str:
+    return "–" if stat is None else f"{stat['mean']:+.1f}" + ("" if stat["std"] is None else f" ± {stat['std']:.1f}")
 
 
 def _stat(stat: dict[str, Any]) -> str:

@@ -42,7 +42,7 @@ def check_memory(found: list[Need]) -> None:
 
 def needs(settings: Settings, method: Method, stream: Stream) -> list[Need]:
     """What is known before there is a network. Lower bounds: each is held at one moment of the run."""
-    run, evaluate, train = settings.run, settings.evaluate, settings.train
+    run, evaluate = settings.run, settings.evaluate
     channels, height, width = stream.dataset.image_shape
     tests = [len(task.test) for task in stream.tasks if len(task.test)]
     pixels = min(PIECE, evaluate.batch, max(tests)) * channels * height * width
@@ -54,8 +54,8 @@ def needs(settings: Settings, method: Method, stream: Stream) -> list[Need]:
     if method.answering().ways and evaluate.group * evaluate.draws > min(tests):
         drawn = 8 * evaluate.group * evaluate.draws
         found.append(Need("the groups of mode batch64", drawn, "evaluate.group or evaluate.draws"))
-    if train.augment == "standard" and train.views:
-        chance = 8 * (4 + 2 * TRIES) * train.views * max(len(task.train) for task in stream.tasks)
+    if stream.views:
+        chance = 8 * (4 + 2 * TRIES) * stream.views * max(len(task.train) for task in stream.tasks)
         found.append(Need("the chance behind all views", chance, "train.views"))
     if run.engine == "pool":
         workers = min(run.workers, max(len(stream.clients(task.index)) for task in stream.tasks))

@@ -194,7 +194,7 @@ class SCR(Method):
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
         """New samples with kept ones; in a review one pass over those that are kept."""
         kept, chance, retrieve = local.scratch["kept"], local.chance("retrieval"), options_of(local.site).retrieve
-        look = local.site.look if local.settings.train.augment == "standard" else None
+        look = local.site.look if local.site.look.varied else None
 
         def again(rows: Tensor) -> tuple[Tensor, Tensor]:
             images = kept["images"][rows]

@@ -63,24 +63,24 @@ class PrefixCache:
         self, network: Network, task: int, batches: Iterable[np.ndarray], generator: torch.Generator | None = None
     ) -> Iterator[InputBatch]:
         """Training samples; with a generator they are augmented as `train.augment` and `train.views` ask."""
-        train, stream, samples = self._settings.train, self._stream, self._stream.tasks[task].train
+        stream, samples = self._stream, self._stream.tasks[task].train
         labels = stream.dataset.train_labels[torch.from_numpy(samples)]
-        if generator is None or train.augment == "none":
+        if generator is None or stream.varied is None:
             plain = Source(
                 ("train", task), labels, lambda parts: stream.train_batches(task, (samples[part] for part in parts))
             )
             return self._deliver(network, task, plain, (np.searchsorted(samples, batch) for batch in batches))
-        if not train.views:  # every image anew each time: nothing to keep
+        if not stream.views:  # every image anew each time: nothing to keep
             return stream.train_batches(task, batches, generator)
 
         def images(parts: Iterable[np.ndarray]) -> "Iterator[Batch]":
             return stream.view_batches(task, ((samples[part % len(samples)], part // len(samples)) for part in parts))
 
         def number(batch: np.ndarray) -> np.ndarray:
-            view = torch.randint(train.views, (len(batch),), generator=generator).numpy()
+            view = torch.randint(stream.views, (len(batch),), generator=generator).numpy()
             return np.searchsorted(samples, batch) + len(samples) * view
 
-        views = Source(("views", task), labels.repeat(train.views), images)
+        views = Source(("views", task), labels.repeat(stream.views), images)
         return self._deliver(network, task, views, map(number, batches))
 
     def test_batches(

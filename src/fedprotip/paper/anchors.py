@@ -18,7 +18,9 @@ from fedprotip.paper.finished import CellSummary
 
 Figure = tuple[str, str, str]
 """Metric, mode, and the part that a figure is about: a task, a kind of message, a phase."""
-DIGITS = {"acc": 2, "ft": 2}
+GAIN = "trained − frozen"
+"""What training adds to class statistics (`report/gains.py`); not in the paper."""
+DIGITS = {"acc": 2, "ft": 2, GAIN: 2}
 """Digits that the paper prints; of all other metrics three."""
 ROUTING_AT_END = "routing at the end"
 """By task, after the last one; "routing" is over all tasks so far, right after each."""

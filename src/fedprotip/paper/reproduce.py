@@ -23,13 +23,14 @@ from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
 from fedprotip.errors import RunError, UsageError, nearest
 from fedprotip.paper import comparison as report
-from fedprotip.paper.anchors import ROUTING_AT_END, Published, figures, find
+from fedprotip.paper.anchors import GAIN, ROUTING_AT_END, Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.costs import costs
 from fedprotip.paper.finished import CellSummary, FinishedCell
 from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
 from fedprotip.paper.rows import SCALES, Row
 from fedprotip.paper.verdicts import judge
+from fedprotip.report.gains import Measured, trained_minus_frozen
 from fedprotip.report.style import png
 from fedprotip.report.tables import QUIET, Stat
 from fedprotip.settings import Settings
@@ -151,6 +152,11 @@ def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
     for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
         row = rows.get(label.partition("+")[0])
         outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
+        gained = trained_minus_frozen(map(_told, cells), (_told(cell) for all_ in by_row.values() for cell in all_))
+        outcome.lines.extend(
+            Line(label, GAIN, mode, "", stat, len(cells), Stat(None, None), "not published")
+            for mode, stat in gained.items()
+        )
         if cells:
             outcome.runs[label] = list(dict.fromkeys(cell.command for cell in cells))
             for mode in cells[0].summary.curve:
@@ -171,6 +177,10 @@ def write_table(outcome: Outcome, results: Path = RESULTS) -> list[Path]:
     for file, data in content.items():
         write_atomic(place / file, data)
     return [place / file for file in content]
+
+
+def _told(cell: FinishedCell) -> Measured:
+    return cell.settings, cell.summary
 
 
 def _hindrance(row: Row, scale: str) -> str:

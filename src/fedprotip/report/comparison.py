@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from fedprotip.report import plots_comparison as plots
 from fedprotip.report.bounds import UPPER, of_the_way, way_sentence
+from fedprotip.report.gains import MODES as GAIN_MODES
+from fedprotip.report.gains import NOTE, TITLE, gains
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import QUIET, Group, Stat, kinds_of_samples, other_differences
@@ -46,7 +48,7 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
         _grid(groups, "Accuracy (%)", lambda group: group.accuracy, max),
         _grid(groups, "Forgetting (points)", lambda group: group.forgetting, min),
     ]
-    grids += _way(groups)
+    grids += [*_way(groups), *_gains(groups)]
     sections = [Section("Results", "Mean ± sample standard deviation over seeds.", bars, grids)]
     curves = [
         Picture(
@@ -183,6 +185,17 @@ def _way(groups: list[Group]) -> list[Grid]:
         return []
     rows = [[g.label, *(points(way.get(g.label, {}).get(mode)) for mode in modes)] for g in groups]
     return [Grid(["method", *modes], rows, "Of the way from FedAvg to joint training")]
+
+
+def _gains(groups: list[Group]) -> list[Grid]:
+    """What training adds to class statistics; nothing where no run stands beside its frozen twin."""
+    found = gains(groups)
+    rows = [[label, *(_signed(points.get(mode)) for mode in GAIN_MODES)] for label, points in found.items()]
+    return [Grid(["method", *GAIN_MODES], rows, TITLE, note=NOTE)] if rows else []
+
+
+def _signed(stat: Stat | None) -> str:
+    return _stat(stat) if stat is None or (stat.mean or 0) < 0 else f"+{_stat(stat)}"
 
 
 def _stat(stat: Stat | None) -> str:

@@ -7,6 +7,7 @@ fedprotip compare DIR DIR … --out OUT
 import base64
 import os
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from fedprotip.report.comparison import (
     remarks,
 )
 from fedprotip.report.files import save
+from fedprotip.report.gains import gains
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
@@ -97,10 +99,14 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
 
 
 def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
-    """One plain row per method (and settings): label, n, seeds, mean and std of everything, and `way` to the bound."""
+    """One plain row per method (and settings): label, n, seeds, mean and std of everything, `way` and gain."""
     groups = _groups(folders)
-    way = of_the_way(groups)
-    return [group.as_row() | {"way": way.get(group.label, {})} for group in groups]
+    way, gained = of_the_way(groups), gains(groups)
+    rows = []
+    for group in groups:
+        gain = {mode: asdict(stat) for mode, stat in gained.get(group.label, {}).items()}
+        rows.append(group.as_row() | {"way": way.get(group.label, {}), "trained_minus_frozen": gain})
+    return rows
 
 
 def _groups(folders: list[Path]) -> list[tables.Group]:

@@ -238,14 +238,16 @@ class TrainSettings(Section):
     fall: Literal["none", "cosine"] = Field(
         "cosine", description="How the learning rate falls within a task: not at all, or to 0 by half a cosine."
     )
-    augment: Literal["none", "standard"] = Field(
-        "none", description="standard: random crop, flip and brightness of every training image."
+    augment: Literal["none", "flip", "standard"] = Field(
+        "none",
+        description="flip: half of the training images are mirrored, left and right; behind a frozen prefix both views "
+        "are kept. standard: random crop, flip and brightness of every one.",
     )
     views: int = Field(
         0,
         ge=0,
         le=10**6,
-        description="Fixed augmented views per image, drawn once; with them a frozen prefix runs once per view. "
+        description="standard: fixed views per image, drawn once; with them a frozen prefix runs once per view. "
         "0: a new view every time.",
     )
     head_start: Literal["random", "closed"] = Field(

@@ -14,6 +14,8 @@ class Look:
     pixels: Pixels
     augmentation: Augmentation
     """What `train.augment = "standard"` does to images of the data."""
+    varied: Augmentation | None
+    """What is done to those that are trained on; None: nothing."""
     classes: tuple[str, ...]
     """Names of the global labels."""
 
@@ -28,6 +30,7 @@ class Look:
         return flip(moved, (draws.flip < 0.5).to(scaled.device)) if self.augmentation.flip else moved
 
     def batch(self, images: Tensor, chance: torch.Generator | None = None) -> Tensor:
-        """Images (n, c, h, w) uint8 as the model takes them; with chance augmented like those of the data."""
-        draws = None if chance is None else draw(len(images), chance)
-        return self.inputs(augment(images, draws, self.augmentation) if draws else images.float() / 255)
+        """Images (n, c, h, w) uint8 as the model takes them; with chance varied like those that are trained on."""
+        if chance is None or self.varied is None:
+            return self.inputs(images.float() / 255)
+        return self.inputs(augment(images, draw(len(images), chance), self.varied))

@@ -18,7 +18,7 @@ from fedprotip.stream.look import Look
 from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
 from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
 from fedprotip.stream.tasks import class_tasks, further, ordered, too_few
-from fedprotip.stream.transforms import Draws, augment, draw
+from fedprotip.stream.transforms import Augmentation, Draws, augment, both_ways, draw
 
 Batch = tuple[Tensor, Tensor]
 """Normalised images (n, c, h, w) and global labels (n,)."""
@@ -61,7 +61,19 @@ class Stream:
     @property
     def look(self) -> Look:
         """What a method that makes images of its own has to know about those of the data."""
-        return Look(self.pixels, self.dataset.augmentation, tuple(self.dataset.classes))
+        return Look(self.pixels, self.dataset.augmentation, self.varied, tuple(self.dataset.classes))
+
+    @property
+    def varied(self) -> Augmentation | None:
+        """What `train.augment` does to the images that are trained on; None: nothing."""
+        how, kind = self.dataset.augmentation, self.settings.train.augment
+        return None if kind == "none" else how.mirrored() if kind == "flip" else how
+
+    @property
+    def views(self) -> int:
+        """Fixed views of every image that is trained on; 0: it is new every time, or never anything else."""
+        kind = self.settings.train.augment
+        return 2 if kind == "flip" else self.settings.train.views if kind == "standard" else 0
 
     @property
     def owners(self) -> np.ndarray | None:
@@ -129,7 +141,7 @@ class Stream:
     ) -> Iterator[Batch]:
         """The same batch after batch, and while one is used the image files of the next are decoded."""
         images, labels = self.dataset.train_images, self.dataset.train_labels
-        chance = generator if self.settings.train.augment == "standard" else None
+        chance = generator if self.varied else None
         return ahead(
             self._request(task, images, labels, indices, draw(len(indices), chance) if chance else None)
             for indices in batches
@@ -171,7 +183,7 @@ class Stream:
         draws: Draws | None = None,
     ) -> Callable[[], Batch]:
         """Start to read a batch, augmented by `draws`; the function returned finishes it."""
-        chosen, how = torch.from_numpy(indices), self.dataset.augmentation
+        chosen, how = torch.from_numpy(indices), self.varied or Augmentation()
         files = images.request(chosen, draws if how.resized else None) if isinstance(images, FileImages) else None
 
         def finish() -> Batch:
@@ -194,8 +206,10 @@ class Stream:
 
     def _draw_views(self, task: int) -> Draws:
         """The chance behind every fixed view of a task: all samples in their first view, then in their second …"""
-        count = len(self.tasks[task].train) * self.settings.train.views
-        return draw(count, torch_stream(self.settings.run.seed, "views", task))
+        count = len(self.tasks[task].train)
+        if self.settings.train.augment == "flip":
+            return both_ways(count)
+        return draw(count * self.views, torch_stream(self.settings.run.seed, "views", task))
 
     def _partition(self, task: int) -> dict[int, np.ndarray]:
         clients, indices = self.clients(task), self.tasks[task].train
@@ -233,6 +247,8 @@ def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Kept 
             raise UsageError(f"{place} has no {part} samples; leave it out with stream.order.")
     if settings.stream.scenario == "class":
         _refuse_empty_classes(dataset, tasks[kept.learned :])
+    if settings.train.augment == "flip" and not dataset.augmentation.flip:
+        raise UsageError(f"train.augment = 'flip': {dataset.name!r} mean something else mirrored; choose another.")
     return Stream(dataset, tasks, settings, kept)
 
 

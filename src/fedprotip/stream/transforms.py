@@ -29,6 +29,10 @@ class Augmentation:
     brightness: float = 63 / 255  # a factor from 1 − b to 1 + b
     resized: bool = False  # a random resized crop while decoding; only for images in files
 
+    def mirrored(self) -> "Augmentation":
+        """No more of it than left and right (`train.augment = "flip"`)."""
+        return Augmentation(pad=0, flip=self.flip, brightness=0.0)
+
 
 SMALL_PHOTOS = Augmentation()
 LARGE_PHOTOS = Augmentation(pad=0, brightness=0.0, resized=True)
@@ -48,8 +52,18 @@ class Draws:
 
 
 def draw(n: int, generator: torch.Generator) -> Draws:
-    numbers = torch.rand(n, 4 + 2 * TRIES, generator=generator, dtype=torch.float64)
-    return Draws(numbers[:, :2], numbers[:, 2], numbers[:, 3], numbers[:, 4:].view(n, TRIES, 2))
+    return _rows(torch.rand(n, 4 + 2 * TRIES, generator=generator, dtype=torch.float64))
+
+
+def _rows(numbers: Tensor) -> Draws:
+    return Draws(numbers[:, :2], numbers[:, 2], numbers[:, 3], numbers[:, 4:].unflatten(1, (TRIES, 2)))
+
+
+def both_ways(n: int) -> Draws:
+    """So many samples as they are, then all of them mirrored: every view that flips can make."""
+    numbers = torch.zeros(2 * n, 4 + 2 * TRIES, dtype=torch.float64)
+    numbers[:n, 2] = 1
+    return _rows(numbers)
 
 
 def augment(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:

@@ -74,7 +74,8 @@ def test_every_pass_sees_every_exemplar_once_in_batches_of_the_usual_length():
 
 def looking(**how):
     pixels = Pixels(shape=(1, 6, 6), given=(1, 6, 6), mean=(0.3,), std=(0.4,))
-    return Look(pixels, Augmentation(**how), ("any",))
+    how = Augmentation(**how)
+    return Look(pixels, how, how, ("any",))
 
 
 def test_kept_images_are_augmented_by_the_steps_that_new_ones_are():

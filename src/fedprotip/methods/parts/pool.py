@@ -46,9 +46,8 @@ def synthetic(local: Local, batch: int) -> Iterator[Inputs]:
     """
     look, network, chance = local.site.look, local.network, local.chance(POOL)
     still = still_prefix(network, local.settings, local.task)
-    augments = chance if local.settings.train.augment == "standard" else None
     for images in endless(local.known[IMAGES], batch, chance):
-        inputs = look.batch(images, augments).to(local.site.device)
+        inputs = look.batch(images, chance).to(local.site.device)
         with torch.no_grad():
             passed = advance(network.backbone, inputs, still, ()) if still else inputs
         yield passed

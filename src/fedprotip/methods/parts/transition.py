@@ -129,7 +129,7 @@ class Transitions(Method):
         exemplars, train = local.scratch["exemplars"], local.settings.train
         if not len(exemplars["labels"]):
             return own
-        look = local.site.look if train.augment == "standard" else None
+        look = local.site.look if local.site.look.varied else None
         mixed = memory.replayed(own, exemplars, len(local.samples), train.batch, local.chance("replay"), look)
         return islice(mixed, train.steps) if train.steps else mixed
 
