@@ -11,6 +11,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import fedprotip
 from fedprotip import cli, settings
@@ -59,6 +60,8 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch, capsys, small_d
     """In the order of the README, in an empty folder: what one command makes, the next one uses."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (20, 30), "white").save(tmp_path / "photos" / "one.png")
     for command in commands():
         arguments = command.split()
         target = Path(arguments[arguments.index(">") + 1]) if ">" in arguments else None
