@@ -18,7 +18,7 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --cov --cov-report=term
 
 test-all: $(EXTRAS)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

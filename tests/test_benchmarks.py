@@ -108,6 +108,7 @@ WRONG = {
     "clients": ("fedprotip.federation.aggregate.Average.result", too_large),
     "tasks": ("fedprotip.federation.aggregate.Average.result", too_large),
     "resume": ("fedprotip.store.folder.RunFolder.restore", other_tensors),
+    "secure": ("fedprotip.federation.secure.masks.unmask", lambda total, *rest: total[:-1]),
 }
 
 
@@ -241,7 +242,7 @@ def test_a_disagreement_is_one_sentence_and_fails(call, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["extrakt"], "'extrakt' is not a benchmark; did you mean 'extract'."),
+        (["extrakt"], "'extrakt' is not a benchmark; did you mean 'extract' (known: "),
         (["merge", "--set", "train.lr=1"], "--data and --set are for round, task, resume"),
         (["merge", "--against", "."], "--against is for round and task"),
     ],

@@ -41,7 +41,7 @@ def test_a_change_that_changes_nothing_and_one_that_breaks_the_import_are_not_ca
     line = "return sum(known) / len(known)"
     same = Mutant("the same", "evaluation/metrics.py", line, line, tests)
     assert "ended with 0" in caught(same)
-    assert "ended with 2" in caught(replace(same, wrong="return sum(known) /"))
+    assert "ended with 4" in caught(replace(same, wrong="return sum(known) /"))
 
 
 @pytest.mark.slow

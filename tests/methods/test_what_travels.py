@@ -75,7 +75,7 @@ def formulas(chosen):
         case "target" | "lode":
             yield "pool", "down", options.pool * IMAGE
         case "lander":
-            kept = options.synthesis_batch * (options.synthesis_rounds - options.warmup)
+            kept = options.synthesis_batch * options.synthesis_rounds  # after the warm-up
             yield "pool", "down", min(options.pool, kept) * IMAGE
             yield "text", "down", 4 * CLASSES * options.dim
         case "glfc" | "lga":
