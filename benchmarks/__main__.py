@@ -5,6 +5,8 @@ python -m benchmarks project merge --quick                 # some of them, small
 python -m benchmarks task --data ~/data --set model.weights=resnet18.safetensors --json task.json
 python -m benchmarks task round --against ../before        # beside the code of another checkout
 python -m benchmarks attacks --json attacks.json           # what a hostile client can do: hours, and only when named
+python -m benchmarks engines                               # what Flower costs beside the work; only when named
+python -m benchmarks masks --data ~/data                   # one sketch with and without method.secure; only when named
 """
 
 import argparse
@@ -15,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attacks, evaluate, extract, growth, merging, project, resume, second_task, secure
+from benchmarks import attacks, engines, evaluate, extract, growth, load, masks, merging, project, resume, second_task
+from benchmarks import secure as secure_sums
+from benchmarks import serve as serving
 from benchmarks.harness import Bench, this_machine
 from benchmarks.second_task import Size
 from fedprotip import FedprotipError
@@ -24,9 +28,16 @@ from fedprotip.errors import nearest
 _ALL = (extract.extract, project.project, merging.merge, merging.average, second_task.round, second_task.task)
 BENCHMARKS: dict[str, Callable[..., None]] = {
     function.__name__: function
-    for function in (*_ALL, evaluate.evaluate, growth.clients, growth.tasks, resume.resume, secure.secure)
+    for function in (
+        *(*_ALL, evaluate.evaluate, growth.clients, growth.tasks),
+        *(resume.resume, secure_sums.secure, load.load, serving.serve),
+    )
 }
-CAMPAIGNS: dict[str, Callable[..., None]] = {"attacks": attacks.attacks}
+CAMPAIGNS: dict[str, Callable[..., None]] = {
+    "attacks": attacks.attacks,
+    "engines": engines.engines,
+    "masks": masks.masks,
+}
 """What is measured only when it is named."""
 QUICK: dict[str, dict[str, Any]] = {
     "extract": {"images": 128, "columns": 128},
@@ -40,11 +51,15 @@ QUICK: dict[str, dict[str, Any]] = {
     "tasks": {"tasks": 24, "rounds": 2, "epochs": 2},
     "resume": {"size": Size(8, 5)},
     "secure": {"megabytes": (1,), "clients": (5, 20)},
+    "load": {"classes": 4, "images": 2},
+    "serve": {"requests": 200, "classes": 20, "images": 2},
     "attacks": {"seeds": (0,), "aggregates": ("mean", "median")},
+    "engines": {"width": 100, "rounds": 3},
+    "masks": {"images": (10, 5)},
 }
 FULL = {"round": {"size": Size(200, 5, 2)}, "task": {"size": Size()}, "resume": {"size": Size(test=5)}}
 RUNS, COMPARED = tuple(FULL), ("round", "task")
-ONCE = ("clients", "tasks", "secure")
+ONCE = ("clients", "tasks", "secure", "serve")
 """Whose figures compare memory, or tasks of one run, or take long."""
 
 
@@ -54,14 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
         "python -m benchmarks", epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="benchmarks; without, all but attacks")
+    add("names", nargs="*", metavar="NAME", help="benchmarks; without, all but attacks, engines and masks")
     add("--quick", action="store_true", help="smaller inputs, under a minute each; too small for the bars")
     add("--repeats", type=int, metavar="N", help="how often sides take turns")
     add("--json", type=Path, metavar="FILE", help="write the results there too")
-    add("--data", type=Path, metavar="DIR", help="folder with CIFAR-100, for round, task and resume")
-    add(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these three, or of attacks"
-    )
+    add("--data", type=Path, metavar="DIR", help="folder with CIFAR-100, for round, task, resume, masks and serve")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of these, or of attacks")
     add("--defaults", action="store_true", help="default settings instead of the paper's, for task")
     add("--against", type=Path, metavar="CHECKOUT", help="round and task beside the code of another checkout")
     add("--only", default="*", metavar="PATTERNS", help="attacks whose names are like one of these (a,b)")
@@ -73,8 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
         given.set += ["data.name=cifar100", f"data.root={json.dumps(str(given.data))}"]
     if given.against and not set(names) <= set(COMPARED):
         parser.error(f"--against is for {' and '.join(COMPARED)}")
-    if given.set and not set(names) & {*RUNS, *CAMPAIGNS}:
-        parser.error(f"--data and --set are for {', '.join(RUNS)}")
+    if given.set and not set(names) & {*RUNS, *CAMPAIGNS, "serve"}:
+        parser.error(f"--data and --set are for {', '.join(RUNS)}, serve")
     try:
         run(names, given)
     except FedprotipError as error:
@@ -91,7 +104,9 @@ def run(names: list[str], given: argparse.Namespace) -> None:
             row = second_task.DEFAULTS if given.defaults else second_task.PAPER
             overrides = sizes["size"].overrides + tuple(given.set)
             sizes["size"] = sizes["size"]._replace(overrides=overrides, protocol=row)
-        if name in CAMPAIGNS:
+        if name in ("serve", "masks"):
+            sizes["overrides"] = tuple(given.set)
+        if name == "attacks":
             kept = given.json and given.json.with_suffix(".cells.jsonl")
             sizes |= {"overrides": tuple(given.set), "only": given.only, "kept": kept}
         repeats = given.repeats or (1 if given.quick or name in (*ONCE, *CAMPAIGNS) else 5)

@@ -1,13 +1,16 @@
 import os
+import signal
 import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch, as the package does
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 import fedprotip.api  # noqa: F401  # all methods and datasets have their names
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from fedprotip.cells import complete
 
 # The machines are shared and noisy: a slow example is not a failure.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +23,12 @@ DRAWN = ("report", "test_demo")
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    """A process for every run of several is tested where it is made: it takes seconds and sees no patches."""
+    monkeypatch.setattr("fedprotip.cells.apart", complete)
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +54,11 @@ def call(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "out", cli.Console(width=200))
     return run
+
+
+def pytest_configure(config):
+    """Commands under test end by signals, also where the tests were started by nohup or in the background of a shell,
+    which make all that they start deaf to them."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)

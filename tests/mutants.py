@@ -187,8 +187,8 @@ MUTANTS = [
     Mutant(
         "one client decides which way answers",
         "methods/parts/calibration.py",
-        "wrong.topk(2, dim=0).values[1]",
-        "wrong.topk(2, dim=0).values[0]",
+        "counts.topk(2, dim=0).values[1]",
+        "counts.topk(2, dim=0).values[0]",
         ("tests/methods/parts/test_calibration.py",),
     ),
     Mutant(
@@ -201,9 +201,16 @@ MUTANTS = [
     Mutant(
         "unusual is what was unusual among fewer classes",
         "methods/parts/calibration.py",
-        'in ("right", "asked") else FADING',
-        'in ("right", "asked") else 1',
+        "shares.get(name, FADING)",
+        "shares.get(name, 1)",
         ("tests/methods/parts/test_calibration.py",),
+    ),
+    Mutant(
+        "statistics never rot",
+        "methods/parts/wear.py",
+        "yield True",
+        "yield False",
+        ("tests/methods/parts/test_wear.py",),
     ),
     # Task identity and metrics
     Mutant(
@@ -216,7 +223,7 @@ MUTANTS = [
     Mutant(
         "borrowed references do not weigh samples",
         "inference/route.py",
-        "weights = counts[:, :, None] * known",
+        "weights = believed(counts)[:, :, None] * known",
         "weights = (counts[:, :, None] > 0) * known",
         ("tests/inference/test_route.py::test_gaps_are_filled_as_by_a_plain_loop",),
     ),
@@ -245,8 +252,8 @@ MUTANTS = [
     Mutant(
         "the way that was wrong most often answers",
         "inference/calibration.py",
-        "+ wrong.sqrt() >= right.max()",
-        "- wrong.sqrt() <= right.min()",
+        "+ apart.clamp_min(0).sqrt() >= right.max()",
+        "- apart.clamp_min(0).sqrt() <= right.min()",
         ("tests/inference/test_calibration.py",),
     ),
     Mutant(
@@ -273,7 +280,7 @@ MUTANTS = [
     Mutant(
         "too few may make a sum",
         "federation/secure/masks.py",
-        "return max(int(clients * share) + 1, FEWEST) if share < 1 else max(clients, FEWEST)",
+        "return max(min(int(round(clients * share, 6)) + 1, clients), FEWEST)",
         "return FEWEST",
         ("tests/federation/secure/test_masks.py::test_below_the_threshold_nothing_is_revealed",),
     ),

@@ -1,10 +1,12 @@
 """A run that takes about a second: three tasks of two digits, three clients, a narrow network."""
 
+import builtins
 import json
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 import fedprotip
@@ -29,7 +31,15 @@ SMALL = {
 """Every step of the paper, each plain to see: no exchange before the first round or after the last basis, Eq. 10, all
 ways of answering. What the defaults add is tested where it is made, and by runs with nothing but defaults."""
 TENSORS = ("model.safetensors", "subspaces.safetensors", "references.safetensors")
-NOT_EXACT = ("seconds", "peak_rss_mb", "peak_gpu_mb")
+USED = {
+    "stream": {"tasks": 2, "task_size": 2},
+    "clients": {"count": 2},
+    "model": {"name": "mlp", "width": 32},
+    "train": {"rounds": 2, "epochs": 2, "batch": 16},
+    "run": {"threads": 1},
+}
+"""Defaults but for their size: a run for those who only ask it."""
+NOT_EXACT = ("seconds", "cpu_seconds", "peak_rss_mb", "peak_gpu_mb")
 
 
 MAKING = {"synthesis_rounds": 3, "synthesis_batch": 8, "generator_steps": 2, "warmup": 1, "student_steps": 2}
@@ -55,6 +65,26 @@ def small(*overrides, **sections):
     for name, values in sections.items():
         raw[name] = {**raw.get(name, {}), **values}
     return fedprotip.load_settings(raw, overrides)
+
+
+def used(folder):
+    """A finished run of the settings `USED`."""
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        fedprotip.run(USED, out=folder)
+    return folder
+
+
+def missing(monkeypatch, module, package):
+    """Importing `module` fails from here on because `package` is not installed."""
+    real = builtins.__import__
+
+    def look(name, *rest, **more):
+        if name == module:
+            raise ModuleNotFoundError(f"no {package} here", name=package)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", look)
 
 
 def quick(monkeypatch):

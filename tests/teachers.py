@@ -21,7 +21,7 @@ def learned_site(folder, name, *overrides, model="small_cnn", **options):
     if name == "lander":
         for task in (0, 1):
             names = [str(label) for label in ends.stream.tasks[task].classes]
-            known[f"text/{task}"] = lengthened(directions(names, settings.method.dim), 9.7)
+            known[f"text/{task}"] = lengthened(directions(names, settings.method.dim, settings.method.alike), 9.7)
     site = ends.site(known, task=2)
     images, labels = (torch.cat(parts) for parts in zip(*(whole(ends, task) for task in (0, 1)), strict=True))
     network = site.network

@@ -1,6 +1,7 @@
 """Every benchmark really runs, in a tiny size; its two sides agree, and it notices when they do not."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 import benchmarks.__main__ as command
-from benchmarks import apart, harness, runs, second_task
+from benchmarks import apart, engines, fleet, harness, runs, second_task
 from benchmarks.extract import find_columns
 from benchmarks.harness import CLEAR, Bench, Case, Figure, alternate, on_top_mb, this_machine
 from benchmarks.inputs import angle, same_models
 from benchmarks.second_task import Size
-from fedprotip import RunError, UsageError
+from fedprotip import RunError, UsageError, run
 from fedprotip.federation.aggregate import Average
 from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
@@ -39,6 +40,9 @@ TINY = {
     "tasks": {"tasks": 4, "rounds": 2, "epochs": 2, "window": 2, "width": 16, "train": 6, "test": 3},
     "resume": {"size": Size(4, 5, 3, RUN)},
     "secure": {"megabytes": (0.01,), "clients": (3,)},
+    "masks": {"overrides": (*MODEL, "train.rounds=1", "run.threads=1"), "images": (12, 4)},
+    "load": {"side": 8, "classes": 4, "images": 2, "model": MODEL},
+    "serve": {"requests": 16, "clients": 2, "side": 8, "classes": 20, "images": 2, "model": MODEL},
 }
 SMALL_MACHINE = this_machine(side=64)
 
@@ -57,7 +61,7 @@ def bench(tmp_path, monkeypatch):
 
     def run(name, repeats=1):
         bench = Bench(name, tmp_path, repeats, SMALL_MACHINE)
-        command.BENCHMARKS[name](bench, **TINY[name])
+        (command.BENCHMARKS | command.CAMPAIGNS)[name](bench, **TINY[name])
         return bench
 
     return run
@@ -109,6 +113,8 @@ WRONG = {
     "tasks": ("fedprotip.federation.aggregate.Average.result", too_large),
     "resume": ("fedprotip.store.folder.RunFolder.restore", other_tensors),
     "secure": ("fedprotip.federation.secure.masks.unmask", lambda total, *rest: total[:-1]),
+    "load": ("benchmarks.load.OURS", "print('not yet')"),
+    "serve": ("benchmarks.serve.HEADERS", {"Content-Type": "text/plain"}),
 }
 
 
@@ -308,3 +314,51 @@ def test_models_are_compared_by_how_far_they_moved(tmp_path):
         save_file({"w": torch.tensor([value])}, path)
     assert same_models(*paths)[1] == pytest.approx(0.5, rel=1e-4)
     assert same_models(paths[2], paths[2], paths[2])[1] == 0.0
+
+
+def test_a_sketch_with_and_without_masks(bench):
+    """Runs that differ by nothing but method.secure: the same answers, and twice the bytes of what is summed."""
+    pytest.importorskip("cryptography")
+    pytest.importorskip("Crypto")
+    (case,) = bench("masks").cases
+    assert case.agrees
+    plain, secure = case.results["plain"], case.results["secure"]
+    assert 1.7 < secure["sent"] / plain["sent"] < 2.3
+    assert secure["received"] / plain["received"] < 1.5
+
+
+def test_the_fleet_is_simulated_and_tasks_are_measured(tmp_path, capsys):
+    fleet.main(["--megabytes", "0.1", "--clients", "10", "1000", "--seeds", "3"])
+    ten, thousand = capsys.readouterr().out.splitlines()[-2:]
+    assert thousand.startswith("| 1,000 | ")
+    crowd, costs = fleet.Crowd(), fleet.Costs(10**6, 0.01, 0.01)
+    rounds = [fleet.simulate(10, costs, crowd, seed).seconds for seed in range(3)]
+    assert fleet.middle(lambda seed: fleet.simulate(10, costs, crowd, seed), 3).seconds == sorted(rounds)[1]
+    assert len(ten.split("|")) == len(thousand.split("|")) == 12
+    rows = fleet.over_tasks(2, tmp_path)
+    assert [row[0] for row in rows] == [1, 2]
+    assert all(size > 0 for row in rows for size in row)
+
+
+def test_engines_are_compared_by_the_bytes_of_their_models(tmp_path, monkeypatch):
+    """Flower itself is left out, tests/flower has it: all three are local, and the third is spoiled at the end."""
+
+    def locally(settings, overrides, out):
+        return run(settings, ["run.engine=local"], out=out)
+
+    def elsewhere(folder, clients, most):
+        shutil.copytree(folder / "local", folder / "superlink", dirs_exist_ok=True)
+        if spoiled:
+            (folder / "superlink" / "model.safetensors").write_bytes(b"another model")
+
+    monkeypatch.setattr(engines, "run", locally)
+    monkeypatch.setattr(engines, "_over_superlink", elsewhere)
+    for spoiled in (False, True):
+        (folder := tmp_path / str(spoiled)).mkdir()
+        bench = Bench("engines", folder, 1, SMALL_MACHINE)
+        engines.engines(bench, width=16, rounds=2)
+        assert {figure.name.rpartition(" ")[2] for figure in bench.figures} == {"simulation", "superlink"}
+        if not spoiled:
+            bench.refuse_disagreement()
+    with pytest.raises(RunError, match="the sides disagree"):
+        bench.refuse_disagreement()

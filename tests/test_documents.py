@@ -1,5 +1,6 @@
 """What the documents tell a reader to do works."""
 
+import ast
 import importlib
 import os
 import re
@@ -232,7 +233,8 @@ def test_every_file_of_a_run_folder_is_explained(tmp_path):
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     explained = {name.split("/")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"NAME.safetensors"}
     changes = {"clients": {"count": 2, "held_back": 0.1}, "run": {"engine": "apart", "geometry": 1, "threads": 1}}
-    fedprotip.run({**SMALL, "stream": {"tasks": 2, "task_size": 2}, **changes}, out=tmp_path / "r")
+    changes |= {"stream": {"tasks": 2, "task_size": 2}, "method": {**SMALL["method"], "router": "auto"}}
+    fedprotip.run({**SMALL, **changes}, out=tmp_path / "r")
     assert {path.name for path in (tmp_path / "r").iterdir()} == explained
 
 
@@ -259,6 +261,153 @@ def test_the_table_of_the_demo_is_what_its_script_writes():
     (shown,) = script["TABLE"].findall(README.read_text(encoding="utf-8"))
     assert re.findall(r"(?m)^\| (\w+) \|", shown) == ["FedAvg", "LDA", "FedProTIP"]
     assert list(script["METHODS"]) == ["fedavg", "lda", "fedprotip"]
+
+
+# Pages for newcomers
+
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("quickstart", "data", "report", "faq")}
+
+
+def blocks(page):
+    """(language, content) of every block of a page, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def command_line(line, monkeypatch, capsys):
+    """Run a line of a page: (exit code, stdout, stderr); what it would write into a file is written."""
+    arguments = line.split()
+    target = Path(arguments[arguments.index(">") + 1]) if ">" in arguments else None
+    arguments = arguments[: arguments.index(">")] if target else arguments
+    monkeypatch.setattr(sys, "argv", arguments)
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    printed = capsys.readouterr()
+    if target:
+        target.write_text(printed.out)
+    return code, printed.out, printed.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "data"])
+def test_every_block_of_a_page_runs(name, tmp_path, monkeypatch, capsys, small_defaults):
+    """In the order of the page, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    done = 0
+    for language, content in blocks(PAGES[name]):
+        if language == "python":
+            exec(content, {})
+            done += 1
+            continue
+        assert language == "sh"
+        for line in content.splitlines():
+            assert line.startswith("fedprotip "), line
+            code, out, err = command_line(line, monkeypatch, capsys)
+            assert code == 0, (line, err)
+            assert out, line
+            done += 1
+    assert done >= 6
+
+
+def questions():
+    """(command or nothing, sentence) of the FAQ: a quoted sentence, and the block before it if there is one."""
+    text = PAGES["faq"].read_text(encoding="utf-8")
+    found = []
+    for part in text.split("\n### ")[1:]:
+        sentence = " ".join(re.findall(r"^> (.*)$", part, re.MULTILINE))
+        commands = re.findall(r"^```sh\n(.*)\n```$", part, re.MULTILINE)
+        found.append((commands[0] if commands else "", sentence))
+    return found
+
+
+def as_pattern(sentence):
+    return ".*".join(re.escape(part) for part in sentence.split("…"))
+
+
+ASKED_FOR = [command for command, _ in questions() if command]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ASKED_FOR)
+def test_an_error_of_the_faq_is_what_the_program_says(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    if "runs/first" in command:
+        (tmp_path / "runs" / "first").mkdir(parents=True)
+        (tmp_path / "runs" / "first" / "manifest.json").write_text("{}")
+    code, out, err = command_line(command, monkeypatch, capsys)
+    (sentence,) = [sentence for asked, sentence in questions() if asked == command]
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"fedprotip: {as_pattern(sentence)}", err.rstrip("\n")), err
+
+
+def templates():
+    """Every text of the source, with “…” in place of what is filled in."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_other_error_of_the_faq_is_in_the_source():
+    known = {re.sub("…+", "…", text) for text in templates()}
+    sentences = [sentence for command, sentence in questions() if not command]
+    assert len(sentences) >= 6
+    assert [sentence for sentence in sentences if sentence not in known] == []
+
+
+def test_the_report_page_names_sections_that_there_are():
+    text = PAGES["report"].read_text(encoding="utf-8")
+    listed = re.findall(r"\*\*([A-Z][\w ]+)\*\*", text.partition("## Sections")[2].partition("\n## ")[0])
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/fedprotip/report").glob("*.py"))
+    assert len(listed) >= 10
+    assert [name for name in listed if f'"{name}"' not in source] == []
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+
+
+def test_newcomers_hear_of_serving():
+    for name in ("index", "quickstart", "faq"):
+        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert "fedprotip serve" in text, name
+        assert "](serve.md)" in text, name
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
+    """`mkdocs build --strict`; every page of docs/ is in it."""
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if not (site / page).exists()] == []
+    for path in site.rglob("*.html"):
+        html = path.read_text(encoding="utf-8")
+        assert "mermaid" not in html  # the theme would fetch what draws it
+        assert not re.search(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//", html), path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
+    reference = (site / "api.html").read_text(encoding="utf-8")
+    for name in ("fedprotip.api.run", "fedprotip.inference.predictor.Predictor.predict"):
+        assert f'id="{name}"' in reference
+
+
+def test_pictures_are_small():
+    pictures = [*(ROOT / "docs" / "img").iterdir()]
+    assert {path.name for path in pictures} >= {"report.png", "watch.png"}
+    assert all(path.stat().st_size < 150_000 for path in pictures)
 
 
 def test_links_and_pictures_exist():

@@ -13,7 +13,11 @@ UNPLANNED = {"budget": "none"}
 
 
 @pytest.mark.parametrize("method", ["fedprotip", "fedavg"])
-@pytest.mark.parametrize("stream", [{"task_size": 2}, {"task_size": [3, 1, 2, 2, 2], "order": "seeded"}], ids=str)
+@pytest.mark.parametrize(
+    "stream",
+    [{"task_size": 2}, pytest.param({"task_size": [3, 1, 2, 2, 2], "order": "seeded"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_four_tasks_and_one_more_equal_five(tmp_path, method, stream):
     sections = {"method": {"name": method, **UNPLANNED}, "train": {"rounds": 2}}
     fedprotip.run(small(stream={"tasks": 5, **stream}, **sections), out=tmp_path / "five")
@@ -23,6 +27,7 @@ def test_four_tasks_and_one_more_equal_five(tmp_path, method, stream):
     assert results(tmp_path / "four", PLAN) == results(tmp_path / "five", PLAN)
 
 
+@pytest.mark.slow
 def test_overlapping_classes_and_made_domains_extend_exactly_too(tmp_path):
     for name, stream in {
         "overlap": {"task_size": 3, "overlap": 1},
@@ -34,6 +39,7 @@ def test_overlapping_classes_and_made_domains_extend_exactly_too(tmp_path):
         assert results(tmp_path / f"{name}-2", PLAN) == results(tmp_path / f"{name}-3", PLAN)
 
 
+@pytest.mark.slow
 def test_clients_leave_and_join(tmp_path):
     """Clients 0 and 1 stay, 2 leaves, 5 joins: the same as a run that had this plan from the start."""
     fedprotip.run(small(stream={"tasks": 2}, method=UNPLANNED), out=tmp_path / "r")
@@ -49,6 +55,7 @@ def test_clients_leave_and_join(tmp_path):
     assert counts[3, 2] > 0
 
 
+@pytest.mark.slow
 def test_all_clients_can_be_replaced(tmp_path):
     fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
     summary = fedprotip.extend(tmp_path / "r", tasks=1, clients="7-9")
@@ -56,6 +63,7 @@ def test_all_clients_can_be_replaced(tmp_path):
     assert all(0 <= share <= 1 for share in summary["routing"]["single_by_task"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_extension_is_resumed(tmp_path, monkeypatch):
     from tests.test_resume import stop_after
 

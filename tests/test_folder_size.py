@@ -26,7 +26,7 @@ def answers(folder):
     return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors") if path.name != "data.safetensors")
 
 
-@pytest.mark.parametrize("method", ["fedprotip", "fedavg"])
+@pytest.mark.parametrize("method", [pytest.param("fedprotip", marks=pytest.mark.slow), "fedavg"])
 def test_a_folder_is_twice_its_tensors_and_four_times_under_way(tmp_path, monkeypatch, method):
     quick(monkeypatch)
     under_way = []
@@ -36,6 +36,7 @@ def test_a_folder_is_twice_its_tensors_and_four_times_under_way(tmp_path, monkey
     assert max(under_way) < 4.2 * answers(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_clients_of_their_own_keep_one_state(tmp_path, monkeypatch):
     """Each is a machine of its own, with a model of its own; and the smaller folders are extended exactly."""
     quick(monkeypatch)

@@ -14,15 +14,17 @@ ORDER = [
         "lazy",
         "seeds",
         "settings",
+        "envelopes",
         "messages",
         "store",
         "subspace",
         "stream",
         "models",
         "inference",
+        "serve",
         "methods",
     ),
-    *("evaluation", "federation", "report", "api", "cells", "paper", "cli"),
+    *("evaluation", "federation", "report", "watch", "track", "api", "cells", "flower", "paper", "cli"),
 ]
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 

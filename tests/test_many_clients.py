@@ -72,12 +72,14 @@ def most_alive(folder, clients, monkeypatch):
     return max(alive)
 
 
+@pytest.mark.slow
 def test_no_tensor_of_a_client_outlives_its_turn(tmp_path, monkeypatch):
     few, many = (most_alive(tmp_path / str(clients), clients, monkeypatch) for clients in (5, 40))
     assert few > 2**21
     assert many <= few + 2**20  # 35 more models would be 42 MB; references and counts of clients are small
 
 
+@pytest.mark.slow
 def test_state_on_disk_gives_the_same_result_as_in_memory(tmp_path):
     for budget in (0, 64):
         fedprotip.run(small(clients={"count": 30}, run={"state_mb": budget}), out=tmp_path / str(budget))

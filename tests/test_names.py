@@ -112,6 +112,7 @@ def test_rows_sorted_anew_change_no_answer(here, monkeypatch):
     assert set(before) <= set("bcde")
 
 
+@pytest.mark.slow
 def test_old_data_may_be_gone(here, say, monkeypatch):
     """All of it: only the task that comes is there. What cannot be measured is null, and the report says so."""
     monkeypatch.undo()

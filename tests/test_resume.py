@@ -17,6 +17,7 @@ import fedprotip
 from fedprotip.report import write_report
 from fedprotip.settings import to_toml
 from fedprotip.store import folder as runs
+from fedprotip.store.events import TaskDone, read_events
 from tests.sites import through
 from tests.small import forged, quick, results, small
 from tests.stream.trees import class_folders, picture
@@ -124,7 +125,7 @@ def stop_after(monkeypatch, calls, verb="train"):
 
 
 @pytest.mark.parametrize(("verb", "calls"), [("train", 2), ("train", 40), ("summarise", 2), ("summarise", 11)])
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize("every", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted, seldom_saved, verb, calls, every):
     folder = tmp_path / "r"
     with monkeypatch.context() as patch:
@@ -135,6 +136,8 @@ def test_stopped_in_the_middle_of_anything(tmp_path, monkeypatch, uninterrupted,
     found = results(folder)
     found["geometry"] = (folder / "geometry.json").read_text()
     assert found == (uninterrupted if every == 1 else seldom_saved)
+    tasks = [event.seconds["train"] for event in read_events(folder / "events.jsonl") if isinstance(event, TaskDone)]
+    assert sum(tasks) == pytest.approx(json.loads((folder / "summary.json").read_text())["seconds"]["train"])
 
 
 def test_how_often_a_run_is_saved_changes_nothing_but_how_long_clients_are_to_remember(uninterrupted, seldom_saved):
@@ -225,6 +228,7 @@ def test_edited_settings_are_not_taken_over_silently(tmp_path):
         fedprotip.resume(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_an_extension_cut_off_before_it_wrote_the_settings_goes_on(tmp_path, monkeypatch):
     fedprotip.run(small(), out=tmp_path / "three")
     fedprotip.run(small(stream={"tasks": 2}), out=tmp_path / "r")
@@ -252,6 +256,7 @@ def test_other_versions_are_warned_about(tmp_path):
     assert any("another version of torch" in text for text in said)
 
 
+@pytest.mark.slow
 def test_clients_without_data_are_reported_once(tmp_path, monkeypatch):
     """150 clients share 135 samples of a class, so some have none; a resume within the task does not say it again."""
     settings = small(clients={"count": 150, "alpha": 0.05}, stream={"tasks": 1}, train={"rounds": 2})

@@ -21,6 +21,7 @@ from fedprotip.federation.engines import build_engine
 from fedprotip.federation.engines.base import Engine, answered
 from fedprotip.federation.parcels import LOST, Ask, Reply, Request, answering, answers
 from fedprotip.federation.server import Server
+from fedprotip.inference.experts import BIRTH
 from fedprotip.messages import Message
 from fedprotip.methods.site import Site
 from fedprotip.seeds import torch_stream
@@ -31,7 +32,7 @@ MODEL, STATISTICS, BASIS, REFERENCE, CALIBRATION, PRESENCE = (
 )
 EVERY = (MODEL, STATISTICS, BASIS, REFERENCE, CALIBRATION)
 """Exchanges in which a client that is present says something; who lies about presence too is asked nothing more."""
-ALIKE = {"start": STATISTICS}
+ALIKE = {"start": STATISTICS, BIRTH: STATISTICS}
 """Questions that are attacked like another one."""
 LONG = 100_000
 """Letters of a name that is to fill the logs."""

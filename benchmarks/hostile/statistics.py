@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.hostile.door import STATISTICS, Change, Said, Scene, attack, raw, several, told, with_tensors
-from fedprotip.inference.experts import feature_map
+from fedprotip.inference.experts import BIRTH, feature_map
 from fedprotip.inference.statistics import FeatureMap, pack, unpack
 from fedprotip.messages import SAMPLES, Message
 from fedprotip.methods.parts.statistics import feature_options
@@ -21,12 +21,26 @@ def parts(message: Message) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return message.tensors["counts"], sums, unpack(message.tensors["moment"].double(), sums.shape[1]), sketches
 
 
+def omega(scene: Scene) -> Tensor:
+    """The columns (d, k) by which statistics are sketched."""
+    site, asked = scene.site, scene.ask.exchange
+    change = FeatureMap(site.network.features)
+    if asked in (STATISTICS, BIRTH):
+        change = feature_map(site.network, feature_options(site.settings, born=asked == BIRTH))
+    return change.omega
+
+
 def sketched(scene: Scene, one: Tensor, other: Tensor) -> Tensor:
     """For each class the product of two of its rows (C, d), as sketches (C, d, k) see it: a liar's fit too."""
-    site = scene.site
-    whole = scene.ask.exchange == STATISTICS
-    change = feature_map(site.network, feature_options(site.settings)) if whole else FeatureMap(site.network.features)
-    return one[:, :, None] * (other @ change.omega)[:, None, :]
+    return one[:, :, None] * (other @ omega(scene))[:, None, :]
+
+
+def wider(message: Message, scene: Scene, scatter: Tensor) -> Message:
+    """Right means, and a scatter (d, d) more of every class, such that features are 1.7 times as long: none is told."""
+    counts, sums, moment, sketches = parts(message)
+    more = scatter * (2 * moment.trace() / (counts.sum().clamp_min(1) * scatter.trace().clamp_min(1e-30)))
+    own = counts[:, None, None] * (more @ omega(scene))
+    return statistics(message, counts, sums, moment + counts.sum() * more, sketches + own)
 
 
 def features_times(factor: float) -> Change:
@@ -168,6 +182,22 @@ def scatter_along_one_line(message: Message, scene: Scene) -> Said:
 
 
 @attack(STATISTICS)
+def scatter_of_every_feature(message: Message, scene: Scene) -> Said:
+    """Right means, and features that vary by themselves as much as passes: no product is negative."""
+    _, _, moment, _ = parts(message)
+    return wider(message, scene, moment.diagonal().diag())
+
+
+@attack(STATISTICS)
+def scatter_that_passes(message: Message, scene: Scene) -> Said:
+    """As much scatter as passes, where the classes differ most: of features that grow and fall together."""
+    counts, sums, _, _ = parts(message)
+    means = sums / counts.clamp_min(1)[:, None]
+    line = (means[0] - means[-1]).abs()
+    return wider(message, scene, torch.outer(line, line))
+
+
+@attack(STATISTICS)
 def means_shifted(message: Message, scene: Scene) -> Said:
     """Every class mean three norms away, and a moment that fits."""
     counts, sums, moment, sketches = parts(message)
@@ -181,7 +211,7 @@ def means_shifted(message: Message, scene: Scene) -> Said:
     return statistics(message, counts, sums + weights * shift, moved_moment, sketches + more)
 
 
-@attack(STATISTICS, needs_robust=True)
+@attack(STATISTICS)
 def means_swapped(message: Message, scene: Scene) -> Said:
     """The statistics of the first class under the name of the last, and so on: what other labels would give."""
     return swapped(message)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.hostile.door import (
+    ALIKE,
     CALIBRATION,
     EVERY,
     LONG,
@@ -25,6 +26,7 @@ from benchmarks.hostile.door import (
 from benchmarks.hostile.statistics import filled_up, swapped, weighing
 from fedprotip.inference.calibration import MOST_LOSS
 from fedprotip.messages import SAMPLES, Message
+from fedprotip.methods.parts.statistics import combination
 
 
 def table(**change: Callable[[Tensor], Tensor]) -> Change:
@@ -45,7 +47,6 @@ several(
         "references_1e15": table(values=lambda t: torch.full_like(t, 1e15)),
         "references_reversed": table(values=lambda t: t.flip(1)),
         "variances_zero": table(variances=torch.zeros_like),
-        "variances_1e38": table(variances=lambda t: torch.full_like(t, 3e38)),
         "reference_counts_2_to_40": table(counts=lambda t: torch.full_like(t, SAMPLES), values=lambda t: t.flip(1)),
         "reference_counts_zero": table(counts=torch.zeros_like),
     },
@@ -63,9 +64,15 @@ several(
         "distances_far_out": table(
             distances=lambda t: torch.zeros_like(t).index_fill(1, torch.tensor(t.shape[1] - 1), 10**6)
         ),
-        "calibration_zero": table(right=torch.zeros_like, loss=torch.zeros_like, distances=torch.zeros_like),
+        "calibration_zero": table(**dict.fromkeys(("right", "still", "apart", "loss", "distances"), torch.zeros_like)),
     },
 )
+
+
+def said_right(message: Message, right: Tensor, **others: Tensor) -> Said:
+    """So many right answers of every way, and ways that are apart as seldom as that allows."""
+    apart = (right - right[:, None]).abs()
+    return with_tensors(message, message.tensors | {"right": right, "apart": apart} | others)
 
 
 def judging(right: Callable[[Tensor], Tensor]) -> Change:
@@ -74,9 +81,15 @@ def judging(right: Callable[[Tensor], Tensor]) -> Change:
     def change(message: Message, scene: Scene) -> Said:
         samples, best = message.tensors["distances"][0].sum(), right(message.tensors["right"])
         loss = (MOST_LOSS * samples * (1 - best)).double()[:, None].expand_as(message.tensors["loss"]).clone()
-        return with_tensors(message, message.tensors | {"right": samples * best, "loss": loss})
+        return said_right(message, samples * best, still=samples * best, loss=loss)
 
     return change
+
+
+def turned_round(message: Message, scene: Scene) -> Said:
+    """The better a way was, the worse it is said to be."""
+    found = message.tensors["right"]
+    return said_right(message, found.max() + found.min() - found, still=torch.zeros_like(found))
 
 
 def worst(found: Tensor) -> Tensor:
@@ -113,9 +126,11 @@ several(
         "wrong_for_the_first_way": judging(lambda t: 1 - torch.nn.functional.one_hot(torch.tensor(0), len(t))),
         "right_for_every_way": judging(torch.ones_like),
         "wrong_for_every_way": judging(torch.zeros_like),
-        "right_turned_round": table(right=lambda t: t.max() + t.min() - t),
+        "right_turned_round": turned_round,
+        "nothing_lasts": table(still=torch.zeros_like),
         "forged_losses_for_sure_answers": forged_losses(0, 1),
         "forged_losses_for_unsure_answers": forged_losses(1, 0),
+        "ways_never_apart": lambda m, s: said_right(m, m.tensors["right"]),
         "distances_all_near": table(distances=all_in_bin(0)),
         "distances_all_far": table(distances=all_in_bin(-1)),
     },
@@ -131,8 +146,9 @@ several(
 )
 several(
     (REFERENCE,),
-    "References below zero",
+    "References below zero, or variances that none have",
     {
+        "variances_1e38": table(variances=lambda t: torch.full_like(t, 3e38)),
         "references_negative": table(values=lambda t: -t),
         "reference_counts_negative": table(counts=lambda t: -t),
     },
@@ -145,6 +161,7 @@ several(
         "losses_negative": table(loss=lambda t: -t - 1),
         "distances_negative": table(distances=lambda t: t - 1),
         "right_negative": table(right=lambda t: -t - 1),
+        "still_negative": table(still=lambda t: -t - 1),
     },
     refused=True,
 )
@@ -155,6 +172,8 @@ several(
         "right_more_than_scored": lambda m, s: with_tensors(
             m, m.tensors | {"right": m.tensors["distances"][0].sum() + torch.ones_like(m.tensors["right"])}
         ),
+        "still_more_than_right": table(still=lambda t: t + 10**6),
+        "apart_more_than_scored": table(apart=lambda t: t + 10**6),
         "right_2_to_62": table(right=lambda t: torch.full_like(t, 2**62)),
         "right_nan": table(right=lambda t: t * torch.nan),
         "losses_nan": table(loss=lambda t: t * torch.nan),
@@ -185,7 +204,7 @@ def lies_from_the_start(message: Message, scene: Scene) -> Said:
     """A trillion samples as it joins, and in whatever it says later; a negated step."""
     if scene.ask.exchange == MODEL:
         return moved(message, scene, lambda step, _: -step, samples=10**12)
-    if scene.ask.exchange == STATISTICS:
+    if ALIKE.get(scene.ask.exchange) == STATISTICS or scene.ask.exchange == STATISTICS:
         many = weighing(10**12 // max(int(message.tensors["counts"].sum()), 1))
         return many(message, scene)
     return told({"samples": 10**12})(message, scene) if scene.ask.exchange == PRESENCE else message
@@ -209,14 +228,21 @@ def ten_times_as_many_steps(message: Message, scene: Scene) -> Said:
     return moved(message, scene, lambda step, _: -10 * step, samples=samples)
 
 
-@attack(PRESENCE, MODEL, STATISTICS, CALIBRATION, needs_robust=True)
+@attack(PRESENCE, MODEL, STATISTICS, CALIBRATION)
 def ten_times_as_many_of_everything(message: Message, scene: Scene) -> Said:
     """Ten times its samples wherever they count, so that nothing contradicts anything: negated steps, classes swapped
     in statistics, all right for the worst way."""
     if scene.ask.exchange in (PRESENCE, MODEL):
         return ten_times_as_many_samples(message, scene)
     if scene.ask.exchange == CALIBRATION:
-        many = table(right=lambda t: 10 * t, loss=lambda t: 10 * t, distances=lambda t: 10 * t)(message, scene)
-        return judging(worst)(many, scene) if isinstance(many, Message) else many
+        many = with_tensors(message, {name: 10 * tensor for name, tensor in message.tensors.items()})
+        return judging(worst)(many, scene)
     stated = 10 * int(scene.past[PRESENCE][-1].meta["samples"])
-    return filled_up(swapped(message), scene, stated)
+    return filled_up(swapped(message), scene, with_held_back(scene, stated))
+
+
+def with_held_back(scene: Scene, samples: int) -> int:
+    """How many samples a client must have summed that says it trains on so many."""
+    settings = scene.site.settings
+    summed = combination(settings) == "sum" and scene.ask.exchange != "start"
+    return int(samples / (1 - settings.clients.held_back) + 1e-9) if summed else samples

@@ -44,6 +44,8 @@ from fedprotip.stream import Stream, build_stream, check_clients, settled
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 from fedprotip.stream.kept import Kept, grown
+from fedprotip.track import require as require_trackers
+from fedprotip.track import tracked
 
 SHORT = 2**25
 """Multiplications of a product, about a millisecond of a core, below which a second thread costs more than it brings:
@@ -80,8 +82,8 @@ def run(
     with _threads(wanted.run.threads or sensible_threads(network, wanted)):
         needs = [module for module in modules_of(wanted) if module != "__main__"]
         folder = RunFolder.create(path, to_toml(seen_from(wanted, path)), needs)
-        with folder.locked():
-            return _complete(folder, wanted, observers)
+        with folder.locked(), tracked(folder.path, wanted, observers) as told:
+            return _complete(folder, wanted, told)
 
 
 def resume(
@@ -102,8 +104,9 @@ def resume(
         elif moved != own:
             raise UsageError(f"{path} is finished and needs no data; say where it is when you extend the run.")
         text = to_toml(moved) if moved != own else ""
-        with _threads(folder.manifest().threads or own.run.threads):
-            return _complete(folder, placed(moved, folder.path), observers, accept_data, text)
+        going_on = placed(moved, folder.path)
+        with _threads(folder.manifest().threads or own.run.threads), tracked(folder.path, going_on, observers) as told:
+            return _complete(folder, going_on, told, accept_data, text)
 
 
 def extend(
@@ -206,6 +209,7 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
         )
     if settings.run.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
+    require_trackers(settings.run.track)
     check_images(stream.dataset)
     return network
 

@@ -57,6 +57,15 @@ def test_run_report_info_resume_extend(tmp_path, call, settings):
     assert json.loads((folder / "summary.json").read_text()) == json.loads(out)
 
 
+def test_an_engine_is_named_in_short_and_an_unknown_one_is_a_sentence(tmp_path, call, settings):
+    few = ("--set", "train.rounds=1", "--set", "stream.tasks=1")
+    assert call("run", settings, *few, "--engine", "apart", "--out", tmp_path / "r")[0] == 0
+    assert tomllib.loads((tmp_path / "r" / "settings.toml").read_text())["run"]["engine"] == "apart"
+    code, _, err = call("run", settings, "--engine", "flowers", "--out", tmp_path / "no")
+    assert code == 2
+    assert "run.engine = 'flowers'" in err
+
+
 def test_info_notices_a_changed_file(tmp_path, call, settings):
     call("run", settings, "--set", "train.rounds=1", "--out", tmp_path / "r")
     with open(tmp_path / "r" / "model.safetensors", "ab") as file:

@@ -3,29 +3,22 @@
 import csv
 import io
 import json
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import fedprotip
-from tests.small import quick
-
-SETTINGS = {
-    "stream": {"tasks": 2, "task_size": 2},
-    "clients": {"count": 2},
-    "model": {"name": "mlp", "width": 32},
-    "train": {"rounds": 2, "epochs": 2, "batch": 16},
-}
+from fedprotip.cli import asking
+from fedprotip.inference.predictor import Predictor
+from fedprotip.stream import images
+from tests.small import used
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("asked") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        quick(patch)
-        fedprotip.run(SETTINGS, out=path)
-    return path
+    return used(tmp_path_factory.mktemp("asked") / "run")
 
 
 @pytest.fixture
@@ -65,7 +58,55 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_answered(call, run,
     assert [bool(row["label"]) for row in rows] == [True, False, True, False, False]
     assert all(bool(row["error"]) != bool(row["label"]) for row in rows)
     assert all(name in errors for name in ("b.jpg", "note.txt", "gone.png"))
+    for task in (1, 2):  # counted as --task does, and as the report's tables do
+        _, text, _ = call("predict", run, photos / "a.png", "--csv", "--task", task)
+        assert [row["task"] for row in csv.DictReader(io.StringIO(text))] == [str(task)]
     assert "it does not exist" in errors
+
+
+def test_a_folder_or_pattern_without_images_is_named_and_the_rest_is_answered(call, run, photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, text, errors = call("predict", run, tmp_path / "empty", photos / "a.png", "nowhere/*.png", "--json")
+    assert code == 1
+    assert [row.get("error", "") for row in json.loads(text)] == ["it holds no image files", "", "it matches no file"]
+    assert "empty" in errors
+    assert "nowhere/*.png" in errors
+
+
+@pytest.mark.parametrize("options", [[], ["--together"]])
+def test_a_file_is_decoded_once_and_may_vanish_between_two(call, run, photos, monkeypatch, options):
+    opened, real = [], images._open
+
+    def once(source, *rest):
+        opened.append(source)
+        (photos / "b.jpg").unlink(missing_ok=True)
+        return real(source, *rest)
+
+    monkeypatch.setattr(images, "_open", once)
+    code, text, _ = call("predict", run, photos, "--json", *options)
+    assert code == 1
+    assert [bool(row.get("label")) for row in json.loads(text)] == [True, False, True]
+    assert sorted(opened) == [str(photos / name) for name in ("a.png", "b.jpg", "deeper/c.png")]
+
+
+@pytest.mark.parametrize("options", [[], ["--together"]])
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_bar_is_shown_where_it_takes_a_while(call, run, photos, monkeypatch, options, slow):
+    """Of three files as well."""
+    told = io.StringIO()
+    monkeypatch.setattr(asking, "err", asking.Console(file=told, force_terminal=True, width=100))
+    monkeypatch.setattr(asking, "SHOWN", 0.05 if slow else 60.0)
+    real = Predictor.read
+
+    def read(self, paths):
+        until = time.monotonic() + 20
+        while slow and "answering" not in told.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+        return real(self, paths)
+
+    monkeypatch.setattr(Predictor, "read", read)
+    assert call("predict", run, photos, "--json", *options)[0] == 0
+    assert ("answering" in told.getvalue()) == slow
 
 
 def test_a_table_for_people(call, run, photos):
@@ -87,6 +128,7 @@ def test_a_known_task_decides(call, run, photos):
         (["nowhere/*.png"], "matches no file"),
         (["EMPTY"], "holds no image files"),
         (["a.png", "--task", "0"], "tasks count from 1"),
+        (["a.png", "--json", "--csv"], "choose one"),
         (["PHOTO", "--task", "3"], "this run has learned 2"),
     ],
 )

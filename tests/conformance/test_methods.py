@@ -45,7 +45,8 @@ def settings(method, *overrides):
     """A short run; a centralised method has one client."""
     clients = {"count": 1} if method == "gpm" else CLIENTS
     only = {"stream": {"tasks": 3, "task_size": 2}, "train": {"rounds": 2, "epochs": 1, "batch": 32, "lr": 0.05}}
-    return small(*overrides, method={"name": method, **REDUCED.get(method, {})}, clients=clients, **only)
+    own = {"router": "auto"} if method == "fedprotip" else REDUCED.get(method, {})
+    return small(*overrides, method={"name": method, **own}, clients=clients, **only)
 
 
 def run(folder, method, *overrides):

@@ -188,6 +188,16 @@ def test_one_client_cannot_move_a_robust_mean_far(how):
     assert found["n"].item() == 2  # counters: the middle one, not the largest
 
 
+@pytest.mark.parametrize("how", ["trimmed", "median"])
+@pytest.mark.parametrize("trim", [0.05, 0.2])
+def test_however_many_samples_it_states_one_client_cannot_move_a_robust_mean_far(how, trim):
+    """Weights are bounded, and at each end as much is left out as the heaviest client weighs."""
+    found = combined(how, ROWS, [10, 30, 5, 20, 10**6], trim)
+    honest = torch.tensor(ROWS[:4])
+    assert (found["w"] >= honest.amin(0)).all()
+    assert (found["w"] <= honest.amax(0)).all()
+
+
 def test_a_long_update_is_clipped_to_the_median_length():
     """Lengths from (1, 1, 1): with equal directions the result is known."""
     rows = [[1.0 + length, 1.0, 1.0] for length in (1.0, 2.0, 3.0, 1000.0, 2.0)]
@@ -199,4 +209,4 @@ def test_robust_means_of_many_pieces_are_those_of_each_number(monkeypatch):
     monkeypatch.setattr("fedprotip.federation.aggregate.PIECE", 2)
     rows = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     found = combined("median", rows.tolist(), [1] * 7)
-    assert torch.allclose(found["w"], middle(rows, torch.ones(7), "median", 0.2))
+    assert torch.allclose(found["w"], middle(rows, "median", 0.2))

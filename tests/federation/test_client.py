@@ -95,6 +95,7 @@ def test_killed_between_any_two_questions_it_goes_on(tmp_path, before_each, undi
     assert results(tmp_path / "r") == results(whole)
 
 
+@pytest.mark.slow
 def test_a_resting_client_is_the_same_client(tmp_path, before_each, undisturbed):
     """It gives the memory of its model back between two questions."""
 
@@ -107,6 +108,7 @@ def test_a_resting_client_is_the_same_client(tmp_path, before_each, undisturbed)
     assert results(tmp_path / "r") == results(undisturbed())
 
 
+@pytest.mark.slow
 def test_a_resting_client_holds_nothing(tmp_path, monkeypatch):
     """Neither the model nor what its folder saved last or keeps at hand."""
     alive = []
@@ -175,7 +177,7 @@ def test_without_its_folder_it_is_sent_everything_anew_and_takes_part(
 
 
 @pytest.mark.parametrize(("verb", "calls"), [("train", 2), ("train", 14), ("summarise", 2), ("summarise", 14)])
-@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("every", [1, pytest.param(50, marks=pytest.mark.slow)])
 def test_it_goes_back_with_its_server(tmp_path, monkeypatch, verb, calls, every):
     """The server is interrupted and comes back with an earlier checkpoint, or with none: nobody lost anything."""
     settings = small(APART, f"run.checkpoint={every}")

@@ -207,3 +207,11 @@ def test_rounded_on_its_way_it_is_the_same_for_server_and_clients(tmp_path, monk
     monkeypatch.setattr(ClosedStart, "receive", watched)
     fedprotip.run(settings_of("fedavg", "train.wire=bf16"), out=tmp_path / "r")
     assert held == [True] * 3
+
+
+@pytest.mark.parametrize(("norm", "started"), [("freeze_after_first", [1, 2]), ("frozen", [0, 1, 2])])
+def test_no_head_is_made_for_features_that_norms_are_about_to_change(tmp_path, norm, started):
+    """Norm layers that have seen nothing pass images on as they are, and no longer do so in the first step."""
+    model = {"name": "small_cnn", "width": 16, "depth": 2, "norm": norm}
+    fedprotip.run(small(CLOSED, stream={"tasks": 3}, model=model), out=tmp_path / "r")
+    assert sorted({line["task"] for line in ledger(tmp_path / "r") if line["kind"] == "start"}) == started

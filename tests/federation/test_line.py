@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from fedprotip.federation.line import Measured, in_line
+from fedprotip.federation.line import Measured, in_agreement, in_line
 from fedprotip.federation.parcels import Reply
 from fedprotip.messages import Message
 
@@ -111,3 +111,30 @@ def test_what_few_clients_tell_is_not_compared():
             yield Measured(Reply(client, message), "", 0, {"length": 2.0} if client == 1 else {})
 
     assert not any(each.refused for each in in_line(replies(), 3.0, {}))
+
+
+class Numbers:
+    """Agrees on the largest number that it has heard."""
+
+    def __init__(self):
+        self.heard = []
+
+    def add(self, message):
+        self.heard.append(message.meta["n"])
+
+    def objection(self, message):
+        return "" if message.meta["n"] == max(self.heard) else "another number"
+
+
+def test_replies_that_contradict_the_others_are_refused_once_all_have_come():
+    """Those that are refused already, or never came, are not heard; all wait on disk, and are what they were."""
+    bad, gone = measured(7, 1.0, refused="no reply to use"), Measured(Reply(3, None), "it failed")
+    replies = [measured(0, 1.0), measured(2, 1.0), gone, measured(4, 1.0), bad]
+    found = list(in_agreement(iter(replies), Numbers()))
+    assert [(each.reply.client, each.refused) for each in found] == [
+        *((0, "another number"), (2, "another number"), (3, "it failed"), (4, ""), (7, "no reply to use")),
+    ]
+    assert [each.nbytes for each in found] == [each.nbytes for each in replies]
+    assert found[3].reply.message.tensors["w"].tolist() == [4]
+    assert found[2].reply.message is None
+    assert list(in_agreement(iter(replies), None)) == replies

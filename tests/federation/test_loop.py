@@ -13,6 +13,7 @@ from fedprotip.errors import RunError
 from fedprotip.federation.aggregate import Average
 from fedprotip.federation.engines.local import LocalEngine
 from fedprotip.messages import Message
+from fedprotip.methods import create_method
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.fedavg import FedAvg
 from tests.sites import through
@@ -462,3 +463,33 @@ def test_a_step_of_the_server_after_a_round_is_no_barren_round(tmp_path, monkeyp
     fedprotip.run(settings, out=tmp_path / "r")
     assert [e["clients"] for e in events(tmp_path / "r", "round")] == [3] * 8
     assert all(e["loss"] for e in events(tmp_path / "r", "round"))
+
+
+class Loose(Exchange):
+    """A method's own training, which checks nothing of what comes back."""
+
+    name, when, trains = "loose", "round", True
+
+    def answer(self, local):
+        return Message(self.name, meta={"loss": 1.0} if local.client else {})
+
+    def digest(self, combined, site):
+        for _ in combined:
+            pass
+
+
+def test_a_client_that_states_no_loss_is_left_out_whatever_the_method_checks(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedAvg, "in_round", lambda self: [Loose()])
+    settings = small(stream={"tasks": 1}, train={"rounds": 2}, method={"name": "fedavg"})
+    fedprotip.run(settings, out=tmp_path / "r")
+    assert [e["clients"] for e in events(tmp_path / "r", "round")] == [2, 2]
+    assert {(e["client"], e["reason"]) for e in events(tmp_path / "r", "failure")} == {
+        (0, "loss = None is not a finite number")
+    }
+
+
+def test_weights_come_only_from_what_is_a_training(monkeypatch):
+    monkeypatch.setattr(Loose, "name", "model")
+    monkeypatch.setattr(FedAvg, "in_round", lambda self: [Loose()])
+    with pytest.raises(ValueError, match="for what derives from Training"):
+        create_method(small(method={"name": "fedavg"}))

@@ -88,6 +88,8 @@ def test_the_memory_of_this_machine(tmp_path, monkeypatch):
 def test_options_of_an_optimiser_that_fail_at_the_first_step_are_refused():
     with pytest.raises(fedprotip.UsageError, match=r"train.optimizer = 'Rprop' cannot make a step"):
         check(small("train.optimizer=Rprop", "train.weight_decay=0", "train.optimizer_options={etas = [0.5]}"))
+    with pytest.raises(fedprotip.UsageError, match=r"learning rate is train\.lr"):
+        check(small("train.optimizer_options={lr = 5.0}"))
 
 
 def test_no_folder_is_called_what_no_folder_can_be():

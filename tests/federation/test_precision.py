@@ -9,7 +9,7 @@ from fedprotip.models.steps import Hidden, channels_last
 BASE = {
     "stream": {"tasks": 2, "task_size": 2},
     "clients": {"count": 2},
-    "model": {"name": "small_cnn", "width": 16, "depth": 2},
+    "model": {"name": "small_cnn", "width": 16, "depth": 2, "norm": "frozen"},
     "train": {"rounds": 3, "epochs": 2, "lr": 0.1, "batch": 16},
     "method": {"name": "fedprotip", "rank_rule": "energy", "threshold": 0.9},
     "run": {"geometry": 0, "threads": 1},

@@ -6,7 +6,7 @@ import torch
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.methods import create_method
-from fedprotip.methods.parts.training import steps_of_round
+from fedprotip.methods.parts.training import UNIT, steps_of_round
 from fedprotip.models import build_network
 from fedprotip.stream import build_stream
 from tests.small import small
@@ -52,6 +52,14 @@ def test_a_share_of_all_is_drawn_of_those_with_data(choose, fraction, expected):
     assert chosen == sorted(chosen)
 
 
+def test_no_share_loses_a_client_to_rounding():
+    """0.29 · 100 is 28.999999999999996."""
+    settings = small(clients={"count": 100, "fraction": 0.29})
+    method, stream = create_method(settings), build_stream(settings)
+    network = build_network(settings, stream.dataset.image_shape, method.routes)
+    assert len(Server(settings, method, network, stream).choose(list(range(100)), 0, 0)) == 29
+
+
 @pytest.fixture
 def server():
     settings = small(clients={"count": 5})
@@ -71,7 +79,7 @@ def test_no_client_counts_for_many_times_the_samples_of_all_others(server):
     def weights(*samples):
         present(server, *samples)
         replies = [Message("model", meta={"samples": count}) for count in samples]
-        return [training.weight(reply, server.site) for reply in replies]
+        return [UNIT * training.weight(reply, server.site) for reply in replies]
 
     assert weights(400, 300, 1600, 2) == [400, 300, 1600, 2]
     assert weights(400, 300, 5000, 2) == [400, 300, 1600, 2]

@@ -158,7 +158,8 @@ def test_without_held_back_samples_only_the_order_is_told():
 
 
 WAYS = {name: WayPlan(router=name, expert="heads") for name in ("cosine", "statistics", "fused")}
-TRIED = Answering(ways=WAYS, chosen="statistics", tried=("statistics", "fused"), auto=True)
+EXPERTS = {"heads": {}, "statistics": {}}
+TRIED = Answering(experts=EXPERTS, ways=WAYS, chosen="statistics", tried=("statistics", "fused"), auto=True)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,12 @@ def test_every_way_has_its_own_temperature():
     for way, place in (("statistics", 3), ("fused", 5)):
         assert Calibration.recall(knowledge, TRIED, way).temperature == pytest.approx(float(TEMPERATURES[place]))
     assert Calibration.recall(knowledge, TRIED, "cosine").temperature == 1.0
+
+
+def test_without_evidence_the_simplest_way_answers():
+    """A network that was trained on next to nothing need not be better than the one it began as."""
+    ways = {name: WayPlan(router=name, expert=name) for name in ("birth", "statistics")}
+    answering = Answering(experts=EXPERTS | {"birth": {}}, ways=ways, chosen="statistics", tried=tuple(ways), auto=True)
+    nothing = {"right": torch.zeros(2), "apart": torch.zeros(2, 2), "asked": torch.zeros(1)}
+    for knowledge in ({}, {f"calibration/{name}": tensor for name, tensor in nothing.items()}):
+        assert best_way(answering, knowledge) == "birth"

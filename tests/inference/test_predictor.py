@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
@@ -171,6 +174,19 @@ def test_whoever_knows_the_task_gets_answers_of_it(predictor, stream):
         fedprotip.UsageError, match=r"task = 3: tasks count from 0, and this run has learned 3 of them\."
     ):
         predictor.predict(images, task=3)
+
+
+def test_a_process_that_answers_never_imports_what_trains(run, stream, tmp_path):
+    images, _ = images_of(stream, 0, 3)
+    np.save(tmp_path / "images.npy", images.numpy())
+    code = (
+        "import sys, numpy, fedprotip;"
+        f"found = fedprotip.load({str(run[0])!r}).predict(numpy.load({str(tmp_path / 'images.npy')!r}));"
+        "bad = ('fedprotip.' + n for n in ('methods', 'federation', 'evaluation', 'report', 'api', 'stream.datasets'));"
+        "print(len(found), [n for n in (*bad, 'matplotlib', 'sklearn', 'rich', 'typer') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "3 []"
 
 
 def test_asking_once_is_loading_and_predicting(run, predictor, stream):
@@ -380,8 +396,28 @@ def test_relevance_is_the_share_of_features_in_every_subspace(predictor, stream)
     assert torch.allclose(found, expected / expected.amax(1, keepdim=True), atol=1e-4)
 
 
+@pytest.mark.parametrize("asked", [{"group": 5}, {"group": "ab"}, {"task": "1"}, {"task": 0.5}])
+def test_what_is_no_group_or_task_is_a_sentence(predictor, asked):
+    ((name, value),) = asked.items()
+    with pytest.raises(fedprotip.UsageError, match=f"{name} = {value!r}"):
+        predictor.predict(torch.zeros(2, 1, 8, 8), **asked)
+
+
+def test_similarity_is_largest_for_the_task_of_an_image(predictor, stream):
+    """Which relevance is not: the subspace of the first task holds most of every image."""
+    cosine = predictor.inference.ways["cosine"].router.cosine
+    for task in range(3):
+        heard = predictor.hear(images_of(stream, task)[0])
+        found, query = predictor.similarity(heard), heard.evidence["cosine"].sqrt()
+        plain = [torch.cosine_similarity(query[:, None], each.float()[None], dim=2) for each in cosine.references]
+        assert torch.allclose(found, torch.stack(plain).mean(0), atol=1e-5)
+        assert (found.argmax(1) == task).float().mean() > 0.6
+
+
 def test_without_subspaces_there_is_no_relevance(tmp_path, monkeypatch):
     quick(monkeypatch)
     fedprotip.run(SETTINGS | {"method": {"name": "fedavg"}}, out=tmp_path / "run")
     predictor = fedprotip.load(tmp_path / "run")
-    assert predictor.relevance(predictor.hear(torch.zeros(2, 1, 8, 8))) is None
+    heard = predictor.hear(torch.zeros(2, 1, 8, 8))
+    assert predictor.relevance(heard) is None
+    assert predictor.similarity(heard) is None

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedprotip.inference.route import CosineRouter, energies, fill_missing, references, relevance
+from fedprotip.inference.route import CosineRouter, believed, energies, fill_missing, references, relevance
 from tests.subspace.reference import random_basis
 
 seeds = st.integers(0, 5000)
@@ -123,7 +123,7 @@ def test_routing_is_the_plain_vote(seed, tasks, clients):
         assert decision == expected
 
 
-@pytest.mark.parametrize("clients", [1, 2, 37, 200])
+@pytest.mark.parametrize("clients", [1, 2, 37, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tasks", [1, 2, 12])
 def test_features_of_a_task_are_routed_to_it(tasks, clients):
     """Tasks in subspaces of their own, references of clients with different amounts of data."""
@@ -270,3 +270,14 @@ def test_what_nobody_has_is_zero_and_what_is_known_stays():
     nan = torch.nan
     found = fill_missing(torch.tensor([[[1.0, nan], [2.0, 3.0]]]), torch.tensor([[4, 5]]))
     assert found.tolist() == [[[1.0, 0.0], [2.0, 3.0]]]
+
+
+def test_stated_samples_behind_references_are_believed_within_bounds():
+    """Ten thousand times another's count for four times; the only client of a task may have what it has, up to 400."""
+    counts = torch.tensor([[200, 0, 300], [10**6, 250, 100], [150, 0, 90]])
+    assert believed(counts).tolist() == [[200, 0, 300], [800, 250, 100], [150, 0, 90]]
+    assert believed(counts[:1]).tolist() == counts[:1].tolist()
+    nan = torch.nan
+    references = torch.tensor([[[1.0]], [[9.0]], [[1.0]], [[nan]]])
+    told = fill_missing(references, torch.tensor([[200], [10**6], [200], [0]]))
+    assert told[3].item() == pytest.approx(((1 + 81 * 4 + 1) / 6) ** 0.5)

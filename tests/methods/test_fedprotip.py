@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import fedprotip
+from fedprotip.federation.aggregate import combine
 from fedprotip.inference import assemble, route
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts import references
-from fedprotip.methods.parts.bases import SIGMA
+from fedprotip.methods.parts.bases import SIGMA, Bases
 from fedprotip.methods.parts.moments import Moments, kept_moments
 from fedprotip.methods.parts.protection import ROUTING
 from fedprotip.methods.state import Knowledge
@@ -23,8 +24,8 @@ from tests.small import quick, small, tensors
 def make(tmp_path):
     """A method with everything it works on, before the end of the first task."""
 
-    def build(**options):
-        ends = Ends(small(method=options, stream={"tasks": 4}), tmp_path)
+    def build(model=None, **options):
+        ends = Ends(small(method=options, stream={"tasks": 4}, model=model or {}), tmp_path)
         return ends.method, ends, lambda client, known=(), task=0: ends.local(client, ends.site(known, task))
 
     return build
@@ -171,6 +172,10 @@ def unknown_layer(message):
     message.tensors["nonsense"] = torch.eye(3)
 
 
+def one_layer_less(message):
+    del message.tensors["1.weight"]
+
+
 def wrong_width(message):
     message.tensors["1.weight"] = torch.eye(7)
 
@@ -181,7 +186,10 @@ def wrong_dtype(message):
 
 @pytest.mark.parametrize(
     "damage",
-    [break_orthonormality, break_finiteness, drop_routing, empty_routing, unknown_layer, wrong_width, wrong_dtype],
+    [
+        *(break_orthonormality, break_finiteness, drop_routing, empty_routing),
+        *(unknown_layer, one_layer_less, wrong_width, wrong_dtype),
+    ],
 )
 def test_bad_bases_are_rejected(make, damage):
     method, ends, at = make()
@@ -190,6 +198,31 @@ def test_bad_bases_are_rejected(make, damage):
     damage(message)
     with pytest.raises(BadMessage):
         method.exchange("basis").check(message, ends.site())
+
+
+def test_a_basis_of_a_frozen_layer_is_rejected_in_the_first_task(make):
+    """Nobody else tells one, so there would be nothing to compare its rank with."""
+    method, ends, at = make(model={"freeze": "layer1"})
+    message = answer(method.exchange("basis"), at(0))
+    assert message.tensors.keys() == {"3.weight", ROUTING}
+    method.exchange("basis").check(message, ends.site())
+    message.tensors["1.weight"] = torch.eye(64)[:, :40]
+    with pytest.raises(BadMessage):
+        method.exchange("basis").check(message, ends.site())
+
+
+@pytest.mark.parametrize("merge", ["union", "sketch"])
+def test_a_layer_that_nothing_passes_has_an_empty_basis(make, merge):
+    method, ends, at = make(merge=merge)
+    ends.network.backbone[1].spare = torch.nn.Linear(5, 5)
+    bases = next(exchange for exchange in method.exchanges if isinstance(exchange, Bases))
+    message = answer(bases, at(0))
+    assert not message.tensors["1.spare.weight"].any()
+    bases.check(message, ends.site())
+    site = ends.site()
+    combined = combine(bases, [(0, message)], site)
+    bases.receive(bases.digest(combined, site), site)
+    assert site.known["subspaces/layers/1.spare.weight"].shape == (5, 0)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +241,7 @@ def test_bad_references_are_rejected(make, values, counts):
         method.exchange("reference").check(Message("reference", tensors), ends.site())
 
 
-@pytest.mark.parametrize("variance", [-1.0, torch.nan])
+@pytest.mark.parametrize("variance", [-1.0, torch.nan, 2.01, 3e38])
 def test_bad_variances_are_rejected(make, variance):
     method, ends, _ = make()
     tensors = {"values": torch.ones(1, 1), "variances": torch.ones(1, 1), "counts": torch.ones(1, dtype=torch.int64)}
@@ -246,7 +279,7 @@ def test_references_of_clients_that_left_are_kept_with_gaps(make):
 
 @pytest.mark.parametrize("merge", ["union", "energy"])
 @pytest.mark.parametrize("rule", ["mass", "energy"])
-@pytest.mark.parametrize("threshold", [0.5, 1.0])
+@pytest.mark.parametrize("threshold", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_no_task_is_invisible_even_when_the_feature_space_is_full(tmp_path, rule, merge, threshold):
     """Four features, five tasks: later routing bases cannot be orthogonal, but none is empty or made up."""
     options = {"threshold": threshold, "rank_rule": rule, "merge": merge}
@@ -269,6 +302,7 @@ def test_dead_features_still_give_a_routing_basis(make):
     assert message.tensors[ROUTING].shape == (24, 1)
 
 
+@pytest.mark.slow
 def test_a_subset_of_voters_decides(tmp_path):
     fedprotip.run(small(clients={"count": 25}), out=tmp_path / "r")
     knowledge = Knowledge(create_method(small()).state)

@@ -237,6 +237,7 @@ def test_mean_entropy_is_that_of_the_softmax_of_all_outputs(tmp_path):
     assert transition.mean_entropy(local) == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_notice_tasks_by_themselves_still_remember_them(tmp_path, monkeypatch):
     """A threshold that few classes can pass; the first task is shown by its first models' uncertainty."""
     quick(monkeypatch)
@@ -333,6 +334,7 @@ def test_prototypes_of_an_earlier_task_are_refused(tmp_path):
 # The proxy server
 
 
+@pytest.mark.slow
 def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_path):
     site = ends(tmp_path, "method.steps=120").site()
     images = torch.randn(2, *site.image_shape, generator=torch.Generator().manual_seed(0))

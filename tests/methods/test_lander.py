@@ -69,6 +69,16 @@ def test_anchors_have_the_length_to_which_the_radius_belongs(tmp_path):
     assert max(unit) < options.radius  # the trap: vectors of length 1 are all within one radius
 
 
+def test_random_anchors_are_as_far_apart_as_those_of_clip():
+    """Mean squared distance of two of CIFAR-100's names under CLIP: 0.081."""
+    options = lander().method
+    for dim, length in ((512, 9.7), (384, 8.4)):
+        vectors = text.lengthened(text.directions([f"class {i}" for i in range(30)], dim, options.alike), length)
+        apart = [mse_loss(a, b).item() for i, a in enumerate(vectors) for b in vectors[:i]]
+        assert sum(apart) / len(apart) == pytest.approx(0.081, abs=0.002)
+        assert min(apart) > options.radius
+
+
 def test_anchors_follow_the_order_of_classes(tmp_path):
     plain = torch.cat([anchors(Ends(lander(), tmp_path / f"a{task}"), task) for task in range(3)])
     by_name = dict(zip("012345", plain, strict=True))
@@ -134,7 +144,7 @@ def test_the_sentence_encoder_is_asked_for_prompts(tmp_path, monkeypatch):
         anchors(Ends(lander("method.surrogate=text"), tmp_path / "b"))
     found = anchors(Ends(lander("method.surrogate=text", "method.dim=384"), tmp_path / "c"), task=2)
     assert asked[-2:] == ["A photo of a 4", "A photo of a 5"]
-    torch.testing.assert_close(found, 9.7 * torch.eye(2, 384))
+    torch.testing.assert_close(found, 9.7 * math.sqrt(384 / 512) * torch.eye(2, 384))
 
 
 def test_the_weights_of_old_and_new():

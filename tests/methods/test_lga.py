@@ -9,8 +9,9 @@ import torch.nn.functional as F
 import fedprotip
 from fedprotip.methods.lga import LGA, balance, copies, radius
 from fedprotip.methods.parts import proxy
+from fedprotip.paper.protocols import protocol
 from tests.sites import Ends
-from tests.small import small
+from tests.small import quick, small
 
 LESS = {"name": "lga", "memory": 12, "disturb_steps": 3, "steps": 4, "iterates": 2}
 
@@ -134,6 +135,25 @@ def test_first_rounds_of_a_task_are_not_compared(tmp_path, monkeypatch):
         proxy.Monitor().digest(None, site)
         best.append(next(i for i, model in enumerate(models) if torch.equal(model, site.known["best/weights"])))
     assert best == [0, 1, 2, 2]
+
+
+def test_the_cpu_variant_judges_models_in_every_task(tmp_path, monkeypatch):
+    """In as many rounds as Table 1 has at that scale."""
+    quick(monkeypatch)
+    settings = fedprotip.load_settings(protocol("table1").row("cifar100-a0.5-100each-lga").at("cpu"))
+    ignored, rounds = settings.method.ignored, settings.train.rounds
+    judged, original = [], LGA.performance
+    monkeypatch.setattr(LGA, "performance", lambda self, site: judged.append(site.task) or original(self, site))
+    asked = small(f"method.ignored={ignored}", f"train.rounds={rounds}", method=LESS)
+    fedprotip.run(asked, out=tmp_path / "r")
+    assert judged == [task for task in range(3) for _ in range(rounds - ignored)]
+
+
+@pytest.mark.parametrize(("ignored", "warned"), [(2, False), (3, True)])
+def test_a_run_of_which_no_round_is_judged_says_so(tmp_path, ignored, warned):
+    (*said,) = Ends(small(f"method.ignored={ignored}", "train.rounds=3", method=LESS), tmp_path).method.cautions()
+    assert bool(said) == warned
+    assert not warned or "method.ignored = 3 leaves none of train.rounds = 3" in said[0]
 
 
 def test_noisy_copies_are_judged_from_the_second_task_on(tmp_path, monkeypatch):

@@ -55,13 +55,18 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("way", STRANGE)
-@pytest.mark.parametrize("enter", ["item", "update", "update by pairs"])
+@pytest.mark.parametrize("enter", ["item", "update", "update by pairs", "or", "setdefault"])
 def test_whatever_enters_has_one_form(known, way, enter):
     tensor = STRANGE[way](torch.arange(24.0).view(6, 4))
     if enter == "item":
         known["bases/layers/1.weight"] = tensor
     elif enter == "update":
         known.update({"bases/layers/1.weight": tensor})
+    elif enter == "or":
+        known |= {"bases/layers/1.weight": tensor}
+    elif enter == "setdefault":
+        assert known.setdefault("bases/layers/1.weight", tensor) is known["bases/layers/1.weight"]
+        known.setdefault("bases/layers/1.weight", torch.zeros(6, 4))
     else:
         known.update([("bases/layers/1.weight", tensor)])
     kept = known["bases/layers/1.weight"]
@@ -77,6 +82,8 @@ def test_undeclared_names_are_refused(known, name):
         known[name] = torch.zeros(2, 2)
     with pytest.raises(KeyError, match="is not declared"):
         known.update({name: torch.zeros(2, 2)})
+    with pytest.raises(KeyError, match="is not declared"):
+        known |= {name: torch.zeros(2, 2)}
     assert not known
 
 
@@ -148,4 +155,4 @@ def test_a_simulated_client_knows_what_a_real_one_is_told_and_no_more(tmp_path, 
     monkeypatch.setattr(References, "answer", answer)
     quick(monkeypatch)
     fedprotip.run(small(), out=tmp_path / "r")
-    assert seen == {"subspaces"}
+    assert seen == {"subspaces", "left"}

@@ -1,5 +1,6 @@
 """The rebuilt ResNet-18 on CIFAR-100 is worth what it should be: weights, stem, pooling and pixels at once."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +28,7 @@ def discriminant(f, labels, classes):
 
 @pytest.mark.slow
 def test_frozen_features_of_the_rebuilt_resnet_on_cifar100():
-    """About 48 % with the stem `stride1`, all 50,000 training and 10,000 test images."""
-    torch.set_num_threads(2)
+    """About 45 % with the stem `stride1` and every fifth image; all of them give 48 %, in seven minutes."""
     root = shared_data("cifar-100-binary", "resnet18-rebuilt.safetensors")
     settings = fedprotip.load_settings(
         {
@@ -40,8 +40,9 @@ def test_frozen_features_of_the_rebuilt_resnet_on_cifar100():
     stream = build_stream(settings)
     network = build_network(settings, stream.dataset.image_shape, routes=False)
     task = stream.tasks[0]
-    f, labels = features(network, stream.train_batches(0, [task.train[i : i + 500] for i in range(0, 50_000, 500)]))
+    train, test = (np.split(places[::5], 20) for places in (task.train, task.test))
+    f, labels = features(network, stream.train_batches(0, train))
     weights, biases = discriminant(f, labels, 100)
-    f, labels = features(network, stream.test_batches(0, [task.test[i : i + 500] for i in range(0, 10_000, 500)]))
+    f, labels = features(network, stream.test_batches(0, test))
     accuracy = ((f @ weights.T + biases).argmax(1) == labels).double().mean().item()
-    assert 0.46 <= accuracy <= 0.50
+    assert 0.43 <= accuracy <= 0.47

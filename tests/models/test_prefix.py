@@ -278,6 +278,7 @@ def test_an_extended_run_passes_every_image_once(tmp_path, monkeypatch):
     assert sum(images) == len(stream.tasks[1].train) + sum(len(task.test) for task in stream.tasks)
 
 
+@pytest.mark.slow
 def test_extraction_sees_the_same_images_with_and_without_the_cache(tmp_path):
     """Few columns are wanted, so it stops early: after as many images either way."""
     settings = frozen(clients={"count": 2}, method={"columns": 40, "per_image": 4})
@@ -292,6 +293,7 @@ def test_extraction_sees_the_same_images_with_and_without_the_cache(tmp_path):
             torch.testing.assert_close(one @ (one.T @ other), other, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_with_kept_views_is_the_run_that_makes_them_anew(tmp_path):
     """To float precision: a convolution of one image and of thirty differ in their last bits."""
     weights = []

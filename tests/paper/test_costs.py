@@ -50,6 +50,19 @@ def test_without_fedavg_under_the_same_conditions_there_is_no_ratio(other):
     assert (found.times.mean, found.memory.mean, found.way) == (None, None, None)
 
 
+def test_seconds_are_of_the_processor_where_all_are_known():
+    """Of clients in other processes they are not, and what is divided is of one kind."""
+    busy = {"cpu_seconds": {"train": 4.0, "task_end": 1.0, "evaluate": 50.0}}
+    rows = {"plain": [cell(**busy)], "ours": [cell("fot", train=40.0, **busy)], "old": [cell("scr", train=20.0)]}
+    found = costs.costs(rows)
+    assert (found["ours"].seconds.mean, found["ours"].times.mean, found["ours"].wall) == (5.0, 1.0, False)
+    assert (found["old"].seconds.mean, found["old"].times.mean, found["old"].wall) == (20.0, 2.0, True)
+    assert (costs.columns(found["ours"])[4], costs.columns(found["old"])[4]) == ("5", "20 (wall)")
+    elsewhere = cell("fot", train=40.0, **busy)
+    elsewhere.settings["run"]["engine"] = "pool"
+    assert costs.costs({"plain": [cell(**busy)], "ours": [elsewhere]})["ours"].times.mean == 4.0
+
+
 def test_bytes_are_of_one_client_and_task():
     found = costs.costs({"plain": [cell(), cell(seed=1)]})["plain"]
     assert (found.sent, found.received) == ({"model": 1.0}, {"model": 0.5})
@@ -78,11 +91,13 @@ def test_a_line_for_every_row():
             ("ours", "ft", -0.01, 38.22),
         ]
     ]
-    outcome = comparison.Outcome("x", "X", "cpu", lines, {row: ["run"] for row in rows}, {}, {}, [], costs.costs(rows))
+    outcome = comparison.Outcome(
+        "x", "X", "cpu", lines, {row: ["run"] for row in rows}, {}, {}, [], costs.costs(rows), {}
+    )
     headings, shown = comparison.at_a_glance(outcome)
     assert headings == ["row", "agnostic", *costs.HEADINGS]
-    assert shown[0] == ["plain", "40.0 (1.0)", "–", "none", "model 1", "model 0.5", "10", "1.00", "1.00"]
-    line = ["ours", "51.2 (0.0) [34.3 (38.2)]", "–", "1,500 raw", "model 1", "model 0.5", "25", "2.50", "1.00"]
+    assert shown[0] == ["plain", "40.0 (1.0)", "–", "none", "model 1", "model 0.5", "10 (wall)", "1.00", "1.00"]
+    line = ["ours", "51.2 (0.0) [34.3 (38.2)]", "–", "1,500 raw", "model 1", "model 0.5", "25 (wall)", "2.50", "1.00"]
     assert shown[1] == line
     assert f"| {' | '.join(line)} |" in comparison.markdown(outcome)
 

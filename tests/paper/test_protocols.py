@@ -7,7 +7,7 @@ import pytest
 import fedprotip
 from fedprotip import settings as settings_file
 from fedprotip.paper.anchors import find, published
-from fedprotip.paper.protocols import CODE, PROTOCOLS, Protocol, protocol, stated
+from fedprotip.paper.protocols import CODE, PROTOCOLS, SLOW, Protocol, protocol, stated
 from fedprotip.paper.rows import SCALES, Row
 from fedprotip.settings import layered
 
@@ -138,6 +138,21 @@ def test_scales_differ_in_budget_only():
 def test_rows_that_two_cores_cannot_run_say_why(table, row, reason):
     assert reason in protocol(table).row(row).why_not("cpu")
     assert protocol(table).row(row).why_not("paper") == ""
+
+
+@pytest.mark.parametrize("table", ["table1", "fig6"])
+def test_slow_methods_have_a_named_reduction_at_cpu_scale(table):
+    """100 images of a class beside FedAvg with as many; the whole data set is for scale paper."""
+    known = protocol(table)
+    for name in SLOW:
+        whole, reduced = (known.row(f"cifar100-a0.5-{part}{name}") for part in ("", "100each-"))
+        assert f"{reduced.name} has a fifth" in whole.why_not("cpu")
+        assert (whole.why_not("paper"), reduced.why_not("cpu")) == ("", "")
+        assert "'cpu' only" in reduced.why_not("paper")
+        expected = settings_file.load(whole.at("cpu"), ["data.train_limit=100"])
+        assert settings_file.load(reduced.at("cpu")) == expected
+        assert reduced.published == whole.published
+    assert known.row("cifar100-a0.5-fedavg").why_not("cpu") == known.row("cifar100-a0.5-100each-fedavg").why_not("cpu")
 
 
 def test_digit_domains_exist_at_cpu_scale_only():

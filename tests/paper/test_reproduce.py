@@ -11,9 +11,11 @@ import pytest
 
 import fedprotip
 from fedprotip.paper import reproduce
-from fedprotip.paper.finished import FinishedCell
+from fedprotip.paper.anchors import find
+from fedprotip.paper.finished import FORMER, FinishedCell, read_cell
 from fedprotip.paper.protocols import PROTOCOLS, Protocol
 from fedprotip.paper.rows import Row
+from fedprotip.paper.verdicts import departures
 
 TINY = {
     "data": {"name": "digits"},
@@ -175,6 +177,7 @@ def test_a_finished_cell_is_small_and_tells_how_it_was_made(tiny):
     assert cell["settings"]["method"]["name"] == "fedprotip"
     assert cell["versions"]["fedprotip"]
     assert cell["seconds"] > 0
+    assert cell["summary"]["cpu_seconds"]["train"] > 0
 
 
 def test_changed_settings_make_a_row_of_their_own_and_quiet_ones_do_not(tiny):
@@ -203,14 +206,65 @@ def test_a_table_says_why_there_are_rows_of_the_authors_code(tiny):
     assert "| cifar100-a0.5-fedprotip-code | acc batch64 |" in text
 
 
-def test_a_file_made_with_other_settings_is_refused(tiny):
-    carry_out(tiny, only=["plain"])
-    path = tiny["results"] / "tiny" / "cpu" / "plain-s0.json"
+def change(places, row, **settings):
+    """Rewrite a finished cell as if its run had had other settings; None: as if they had not existed."""
+    path = places["results"] / "tiny" / "cpu" / f"{row}-s0.json"
     cell = json.loads(path.read_text())
-    cell["settings"]["train"]["lr"] = 0.3
+    for key, value in settings.items():
+        section, name = key.split("_", 1)
+        cell["settings"][section][name] = value
+        if value is None:
+            del cell["settings"][section][name]
     path.write_text(json.dumps(cell))
-    with pytest.raises(fedprotip.UsageError, match=r"plain-s0\.json was made with other settings"):
-        reproduce.make_plan("tiny", "cpu", 1, **tiny)
+
+
+def test_an_outdated_cell_is_named_and_the_others_are_run(tiny):
+    carry_out(tiny, only=["plain"])
+    change(tiny, "plain", train_lr=0.3)
+    plan = reproduce.make_plan("tiny", "cpu", 1, **tiny)
+    assert plan.outdated == {"plain-s0": "train.lr 0.3, now 0.05"}
+    assert [cell.name for cell in plan.cells] == ["ours-s0"]
+    outcome = reproduce.rebuild("tiny", "cpu", tiny["results"])
+    assert set(outcome.runs) == {"plain (outdated)"}
+    assert outcome.waiting["plain"] == "not yet"
+    text = reproduce.write_table(outcome, tiny["results"])[0].read_text()
+    assert "- plain-s0.json: train.lr 0.3, now 0.05\n" in text
+
+
+def test_redo_runs_outdated_cells_again_in_new_folders(tiny):
+    carry_out(tiny, only=["plain"], overrides=["train.rounds=2"])
+    place = tiny["runs"] / "tiny" / "cpu"
+    (place / "plain+rounds-2-s0").rename(place / "plain-s0")  # of a row that had two rounds
+    plan = reproduce.make_plan("tiny", "cpu", 1, ["plain"], **tiny)
+    assert (plan.cells, plan.outdated) == ([], {"plain-s0": "train.rounds 2, now 1"})
+    assert carry_out(tiny, only=["plain"], redo=True) == ["plain-s0"]
+    change(tiny, "plain", train_lr=0.3)
+    assert carry_out(tiny, only=["plain"]) == []
+    assert carry_out(tiny, only=["plain"], redo=True) == ["plain-s0"]
+    assert json.loads((tiny["results"] / "tiny/cpu/plain-s0.json").read_text())["settings"]["train"]["lr"] == 0.05
+    assert carry_out(tiny, only=["plain"], redo=True) == []
+
+
+def test_a_setting_that_a_cell_lacks_is_what_was_done_before_it(tiny, monkeypatch):
+    """And not today's default: neither a cell that fits is refused, nor one of another method counted with the rest."""
+    old = {**TINY, "clients": {"count": 2, "held_back": 0.0}, "train": {**TINY["train"], "fall": "none"}}
+    old["train"]["head_start"] = "random"
+    rows = (
+        replace(Row("then", {**old, "method": {"name": "fedavg"}}), ours=True),
+        replace(tiny_row("ours", "fedprotip"), ours=True),
+    )
+    monkeypatch.setitem(PROTOCOLS, "tiny", Protocol("tiny", "A tiny table", rows))
+    carry_out(tiny)
+    change(tiny, "then", clients_held_back=None, train_fall=None, train_head_start=None)
+    change(tiny, "ours", method_birth=None)
+    plan = reproduce.make_plan("tiny", "cpu", 1, **tiny)
+    assert plan.outdated == {"ours-s0": "method.birth false, now true"}
+    outcome = reproduce.rebuild("tiny", "cpu", tiny["results"])
+    assert list(outcome.runs) == ["then", "ours (outdated)"]
+    cell = read_cell(tiny["results"] / "tiny" / "cpu" / "then-s0.json")
+    (record,) = find(**PRINTED, method="fedavg", metric="acc")
+    reasons = " ".join(departures(cell.settings, record))
+    assert not any(key in reasons for key in ("held_back", "fall", "head_start"))
 
 
 def test_the_same_run_in_another_table_is_not_run_again(tiny, monkeypatch):
@@ -288,6 +342,50 @@ def test_every_result_in_the_repository_is_readable():
         cell = FinishedCell.model_validate_json(path.read_text())
         assert cell.plain() == json.loads(path.read_text())
         assert cell.summary.curve.keys() == cell.summary.accuracy.keys()
+
+
+RETIRED = {
+    *(
+        f"fig5/cifar100-a0.05-{side}-fedprotip+rank_rule-energy+routing_rank-20+threshold-0.775-s{seed}"
+        for side in ("local", "global")
+        for seed in (0, 1)
+    ),
+    *("rivals/digits-fedprotip-s0", "rivals/digits-fedprotip-s1", "rivals/digits-lander-s0", "rivals/digits-lga-s0"),
+    *(
+        f"single/cifar100-a0.5-{name}+features-4000-s{seed}"
+        for name in ("fedprotip", "lda", "ridge")
+        for seed in (0, 1)
+    ),
+    *("table1/cifar100-a0.5-fedprotip-s0", "table1/cifar100-a0.5-energy-fedprotip+routing_rank-20-s0"),
+    *(f"table12/digit_domains-a0.5-fedprotip{which}" for which in ("-s0", "-s1", "-s2", "-t-s0")),
+    "table15/cifar100-a0.5-overlap1-fedprotip+rank_rule-energy+routing_rank-20+threshold-0.775-s0",
+}
+"""Cells of the repository that their rows have left behind: they stay as what was measured once."""
+LACKED = {
+    *("data.fit", "data.folders", "evaluate.examples", "method.secure", "method.secure_clip", "method.secure_noise"),
+    *("method.secure_share", "method.sketch", "run.cache_mb", "run.patience", "run.timeout", "run.track"),
+    *("run.workers", "statistics.features", "statistics.minimum", "statistics.rank", "train.aggregate"),
+    *("train.autocast", "train.channels_last", "train.heaviest", "train.trim", "train.views", "train.wire"),
+}
+"""Settings that old cells lack, and whose default is what was done before."""
+
+
+def test_every_result_in_the_repository_is_of_its_row_or_known_to_be_outdated():
+    kept = Path(__file__).parents[2] / "results"
+    outdated = {
+        f"{name}/{file.removesuffix('.json')}"
+        for name in sorted({path.parent.parent.name for path in kept.glob("*/cpu/*.json")})
+        for file in reproduce.rebuild(name, "cpu", kept).outdated
+    }
+    assert outdated <= RETIRED
+
+
+def test_whoever_adds_a_setting_says_what_was_done_before():
+    former = {f"{section}.{key}" for section, values in FORMER.items() for key in values}
+    for path in sorted((Path(__file__).parents[2] / "results").glob("*/*/*-s*.json")):
+        raw = json.loads(path.read_text())["settings"]
+        now = {f"{section}.{key}" for section, values in read_cell(path).settings.items() for key in values}
+        assert now - {f"{section}.{key}" for section, values in raw.items() for key in values} <= former | LACKED
 
 
 def test_training_stands_beside_the_frozen_network(monkeypatch, tmp_path):

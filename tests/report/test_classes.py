@@ -163,5 +163,41 @@ def test_the_head_of_the_page_says_what_training_adds(tmp_path: Path, statistics
     ways = {"fused": {"single": 90.0}, "statistics": {"single": statistics_alone}}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"routers": ways}))
     assert text.worth(RunData.load(folder)).startswith(sentence)
+    assert text.other_ways("fused", RunData.load(folder).summary.routers) == (
+        f"The way that answers is fused (90.0 %); the others would have had: statistics {statistics_alone} %."
+    )
     assert text.worth(RunData.load(make_run(tmp_path / "old"))) == ""
     assert text.worth(RunData.load(make_run(tmp_path / "lda", "lda"))).startswith("Nothing was trained for this")
+
+
+@pytest.mark.parametrize(
+    ("router", "trained", "sentence"),
+    [
+        (
+            "birth",
+            62.5,
+            "Training costs 13.4 points: the untrained network answers, class statistics of the trained one",
+        ),
+        (
+            "birth",
+            89.3,
+            "Training adds 13.4 points: the untrained network answers, class statistics of the trained one",
+        ),
+        ("birth", 76.0, "Training makes no difference that could be told: the untrained network answers"),
+        ("statistics", 89.3, "Training adds 13.4 points: class statistics of the untrained network have 75.9 %."),
+        ("statistics", 62.5, "Training costs 13.4 points: class statistics of the untrained network have 75.9 %."),
+    ],
+)
+def test_what_training_adds_is_against_the_untrained_network(
+    tmp_path: Path, router: str, trained: float, sentence: str
+) -> None:
+    folder = with_answers(tmp_path / "run")
+    path = folder / "summary.json"
+    ways = {"birth": {"single": 75.9}, "statistics": {"single": trained}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"router": router, "routers": ways}))
+    assert text.worth(RunData.load(folder)).startswith(sentence)
+    page = write_report(folder).read_text()
+    top = page[: page.index("<details")]
+    assert sentence.split(" points")[0] in top
+    assert f"The way that answers is {router}" in top
+    assert text.WAYS.keys() >= text.TRAINED.keys() | set(text.TRAINED.values())

@@ -8,15 +8,19 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from fedprotip.errors import UsageError
-from fedprotip.report import comparison_rows, plots_comparison, style, write_comparison
+from fedprotip.report import comparison_rows, comparison_text, plots_comparison, style, write_comparison
+from fedprotip.report.alike import differences, other_questions
 from fedprotip.report.comparison import comparison_reading, comparison_sections
 from fedprotip.report.rundata import RunData
+from fedprotip.report.significance import TITLE
 from fedprotip.report.tables import aggregate, labels, other_differences
 from fedprotip.report.text import plus_minus
 from fedprotip.store.results import MODES
 from tests.report.test_rundata import links, make_run, read_csv
+from tests.small import forged
 
 
 def with_reports(folders: list[Path]) -> list[Path]:
@@ -216,6 +220,29 @@ def test_whether_training_is_worth_it(tmp_path: Path, single: float, samples: in
     assert ("lda (97.0 %) and fedprotip (95.0 %) are too close to call" in reading) == (samples == 100)
 
 
+@pytest.mark.parametrize(
+    ("trained", "sentence"),
+    [
+        (62.5, "Training is not worth it here: class statistics of fedprotip, trained minus frozen, −13.4"),
+        (89.3, "Training is worth 13.4 points here: class statistics of fedprotip, trained minus frozen, +13.4"),
+        (76.0, "Training makes no difference here that could be told: class statistics of fedprotip"),
+    ],
+)
+def test_training_is_compared_with_the_same_network_untrained(tmp_path: Path, trained: float, sentence: str) -> None:
+    """Where the untrained one answers, FedProTIP is level with LDA whatever training did."""
+    folders = [make_run(tmp_path / method, method) for method in ("lda", "fedprotip")]
+    for folder in folders:
+        path = folder / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["accuracy"]["single"] = 75.9
+        if folder.name == "fedprotip":
+            ways = {"birth": {"single": 75.9}, "statistics": {"single": trained}}
+            summary |= {"router": "birth", "routers": ways}
+        path.write_text(json.dumps(summary))
+        (folder / "answers.json").write_text(json.dumps({"classes": ["a"], "taken": [[0, 0, 10_000]]}))
+    assert sentence in comparison_reading(aggregate([RunData.load(folder) for folder in folders]))
+
+
 def test_one_colour_per_meaning() -> None:
     """On the page of a run and on that of several; strangers get a colour that nobody on the page has."""
     modes, phases = set(style.MODE_COLOURS.values()), set(style.PHASE_COLOURS.values())
@@ -310,6 +337,17 @@ def test_trained_minus_frozen_is_against_the_twin_that_trains_nothing(tmp_path: 
     assert all(not row["trained_minus_frozen"] for row in comparison_rows([*frozen, other]))
 
 
+def test_a_run_that_knows_its_network_at_birth_is_its_own_twin(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", "fedprotip", seed=0)
+    ways = {
+        name: {"single": single, "batch64": single, "routing_single": 0.9, "routing_batch64": 0.9}
+        for name, single in (("birth", 88.0), ("statistics", 91.5))
+    }
+    twin = changed(make_run(tmp_path / "lda", "lda", seed=0), routers={"statistics": {**ways["birth"], "single": 10.0}})
+    (row, _) = comparison_rows([changed(folder, routers=ways), twin])
+    assert row["trained_minus_frozen"]["single"]["mean"] == pytest.approx(3.5)
+
+
 def test_samples_that_are_kept_stand_beside_the_cost(tmp_path: Path) -> None:
     folders = with_reports(bounded(tmp_path))
     rows = {row["label"]: row["samples"] for row in comparison_rows(folders)}
@@ -320,3 +358,154 @@ def test_samples_that_are_kept_stand_beside_the_cost(tmp_path: Path) -> None:
     assert [row[-1] for row in grid.rows] == ["–", "1,437", "–"]
     without = {s.title: s for s in comparison_sections(aggregate([RunData.load(folders[0])]))}
     assert without["Cost"].grids[0].columns == ["method", "up", "down", "time"]
+
+
+# Whether the best is really better
+
+
+def with_accuracy(folder: Path, method: str, seed: int, single: float, **more: Any) -> Path:
+    return changed(make_run(folder, method, tasks=2, seed=seed, **more), accuracy={"single": single})
+
+
+def series(tmp_path: Path, name: str, method: str, values: list[float], first: int = 0, **more: Any) -> list[Path]:
+    return [
+        with_accuracy(tmp_path / f"{name}{seed}", method, seed, value, **more)
+        for seed, value in enumerate(values, start=first)
+    ]
+
+
+def single_of(folders: list[Path]) -> dict[str, dict[str, Any]]:
+    return {row["label"]: row["behind"].get("single", {}) for row in comparison_rows(folders)}
+
+
+def test_significance_is_paired_by_seed_where_seeds_coincide(tmp_path: Path) -> None:
+    """Seeds that are good for one are good for the other: only the pairs show that one is always ahead."""
+    ours, theirs = [60.0, 70.0, 80.0, 90.0], [58.9, 69.1, 78.8, 89.2]
+    folders = [*series(tmp_path, "o", "fedprotip", ours), *series(tmp_path, "t", "lda", theirs)]
+    found = single_of(folders)
+    assert (found["fedprotip"], found["lda"]["best"], found["lda"]["paired"]) == ({}, "fedprotip", True)
+    expected = stats.ttest_rel(ours, theirs).pvalue
+    assert found["lda"]["p"] == pytest.approx(expected)
+    assert expected < 0.01
+    apart = [*folders[:4], *series(tmp_path, "u", "lda", theirs, first=4)]  # other seeds: Welch's test
+    alone = single_of(apart)["lda"]
+    assert (alone["paired"], alone["seeds"]) == (False, 4)
+    assert alone["p"] == pytest.approx(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
+    assert alone["p"] > 0.9
+
+
+def test_two_seeds_say_nothing_and_equal_differences_neither(tmp_path: Path) -> None:
+    few = [*series(tmp_path, "a", "fedprotip", [90.0, 91.0]), *series(tmp_path, "b", "lda", [80.0, 82.0])]
+    assert single_of(few)["lda"]["p"] is None
+    alike = [*series(tmp_path, "c", "fedprotip", [90.0, 91.0, 92.0]), *series(tmp_path, "d", "lda", [80.0, 81.0, 82.0])]
+    assert single_of(alike)["lda"]["p"] is None
+    groups = aggregate([RunData.load(folder) for folder in few])
+    assert all(grid.title != TITLE for section in comparison_sections(groups) for grid in section.grids)
+
+
+def test_several_comparisons_are_corrected_after_holm(tmp_path: Path) -> None:
+    ours = [90.0, 91.0, 92.5]
+    others = {"lda": [80.0, 82.0, 82.1], "fedprox": [88.0, 90.5, 91.0], "gpm": [89.0, 88.0, 92.0]}
+    folders = series(tmp_path, "ours", "fedprotip", ours)
+    for method, values in others.items():
+        folders += series(tmp_path, method, method, values)
+    raw = {method: stats.ttest_rel(ours, values).pvalue for method, values in others.items()}
+    found = {label: one["p"] for label, one in single_of(folders).items() if one}
+    first, second, third = sorted(raw, key=lambda method: raw[method])
+    assert found[first] == pytest.approx(3 * raw[first])
+    assert found[second] == pytest.approx(max(3 * raw[first], 2 * raw[second]))
+    assert found[third] == pytest.approx(max(found[second], raw[third]))
+    groups = aggregate([RunData.load(folder) for folder in folders])
+    (grid,) = [grid for section in comparison_sections(groups) for grid in section.grids if grid.title == TITLE]
+    assert ["single", "fedprotip", "lda", "+9.8", f"{found['lda']:.3f}", "3, paired"] in grid.rows
+    assert "paired by seed" in grid.note
+
+
+def test_who_is_ahead_comes_with_its_test(tmp_path: Path) -> None:
+    folders = [*series(tmp_path, "a", "fedprotip", [90, 91, 92.5]), *series(tmp_path, "b", "lda", [80, 82, 82.1])]
+    reading = comparison_reading(aggregate([RunData.load(folder) for folder in folders]))
+    assert re.search(
+        r"fedprotip is ahead with .*; over 3 seeds chance is an unlikely reason \(p = 0\.00\d\)\.", reading
+    )
+
+
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "data": ({"settings": {"data": {"name": "cifar100"}}}, "data.name (digits, cifar100)"),
+    "tasks": ({"tasks": 3}, "stream.tasks (2, 3)"),
+    "order": ({"settings": {"stream": {"order": "random"}}}, "stream.order (natural, random)"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("method", ["fedprotip", "lda"])
+def test_what_cannot_be_compared_is_said_and_not_ranked(tmp_path: Path, other: str, method: str) -> None:
+    """Whether the methods are the same or not."""
+    more, said = OTHER[other]
+    folders = [
+        *(make_run(tmp_path / f"a{s}", tasks=2, seed=s, settings={"stream": {"order": "natural"}}) for s in range(3)),
+        *(
+            make_run(
+                tmp_path / f"b{s}", method, seed=s, **{"tasks": 2, "settings": {"stream": {"order": "natural"}}} | more
+            )
+            for s in range(3)
+        ),
+    ]
+    html = write_comparison(with_reports(folders), tmp_path / "out").read_text()
+    assert f"These runs cannot be compared as they stand: they differ in {said}." in html
+    assert "none of them is called ahead" in html
+    assert "<strong>" not in html
+    assert TITLE not in html
+    assert all(row["best"] == [] and row["behind"] == {} for row in comparison_rows(folders))
+
+
+def test_other_test_samples_are_noticed_whatever_the_data_is_called(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, method, tasks=1) for name, method in (("a", "fedprotip"), ("b", "lda"))]
+    for folder, digest in zip(folders, ("11", "22"), strict=True):
+        with forged(folder) as manifest:
+            manifest["data"] = {"hash": "0", "shape": [1, 8, 8], "tasks": [{"train": "0", "test": digest}]}
+    assert other_questions(aggregate([RunData.load(folder) for folder in folders])) == ["test samples (seed 0)"]
+    with forged(folders[1]) as manifest:
+        manifest["data"]["tasks"][0]["test"] = "11"
+    assert other_questions(aggregate([RunData.load(folder) for folder in folders])) == []
+
+
+def test_the_same_samples_may_be_asked_for_in_other_words(tmp_path: Path) -> None:
+    sizes: list[Any] = [2, [2, 2]]
+    folders = [
+        make_run(tmp_path / str(place), method, tasks=2, settings={"stream": {"task_size": size}})
+        for place, (method, size) in enumerate(zip(("fedprotip", "lda"), sizes, strict=True))
+    ]
+    assert other_questions(aggregate([RunData.load(folder) for folder in folders])) == ["stream.task_size (2, [2, 2])"]
+    tasks = [{"train": "0", "test": "1"}, {"train": "2", "test": "3"}]
+    for folder in folders:
+        with forged(folder) as manifest:
+            manifest["data"] = {"hash": "0", "shape": [1, 8, 8], "tasks": tasks}
+    assert other_questions(aggregate([RunData.load(folder) for folder in folders])) == []
+
+
+def test_differences_in_settings_are_a_table(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", settings={"method": {"threshold": 0.9}, "train": {"lr": 0.1}, "run": {"out": "a"}})
+    second = make_run(tmp_path / "b", "lda", settings={"train": {"lr": 0.5}, "run": {"out": "b"}})
+    grid = differences(aggregate([RunData.load(folder) for folder in (first, second)]))
+    assert grid is not None
+    assert grid.columns == ["setting", "fedprotip", "lda"]
+    assert ["train.lr", "0.1", "0.5"] in grid.rows
+    assert not [row for row in grid.rows if row[0] in ("method.threshold", "run.out", "method.name")]
+
+
+def test_tables_for_pages_and_papers(tmp_path: Path) -> None:
+    label = "a_b|*c* & 5 % <b>"
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", label)]
+    write_comparison(with_reports(folders), tmp_path / "out")
+    best = comparison_rows(folders)[0]["best"]
+    for kind in ("csv", "md", "tex"):
+        assert (tmp_path / f"out/comparison.{kind}").read_text() == comparison_text(folders, kind)
+    markdown, latex = comparison_text(folders, "md"), comparison_text(folders, "tex")
+    assert r"| a\_b\|\*c\* &amp; 5 % &lt;b> |" in markdown
+    rows = [line for line in markdown.splitlines() if line.startswith("| fedprotip")]
+    assert rows[0].count("**") == 2 * len(best)
+    assert r"a\_b\textbar{}*c* \& 5 \% \textless{}b\textgreater{}" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
+    assert "\\textbf{" in latex
+    body = [line for line in latex.splitlines() if not line.startswith("%")]
+    assert all(ord(letter) < 128 for line in body for letter in line)

@@ -75,6 +75,8 @@ def test_csv_numbers_are_those_of_the_run(tmp_path: Path) -> None:
 
 def test_the_chosen_way(tmp_path: Path) -> None:
     assert load(tmp_path / "set").chosen == "fused"
+    auto = make_run(tmp_path / "auto", finding=True, settings={"method": {"router": "auto"}})
+    assert RunData.load(auto).chosen == "fused"  # the last task says so
     ridge = make_run(tmp_path / "ridge", "ridge")
     assert change(ridge, routers={"statistics": {"single": 1.0}, "ridge": {"single": 2.0}}).chosen == "ridge"
     lda = make_run(tmp_path / "lda", "lda")
@@ -155,7 +157,8 @@ def test_accuracy_over_purity(tmp_path: Path) -> None:
     assert list(drawn["fused: a mixture of tasks"].get_ydata()) == [94.25, 93.5, 94.0]
     assert list(drawn["cosine: one task for all"].get_ydata()) == [94.0, 69.0, 31.0]
     assert len(drawn) == 4
-    cosine = load(tmp_path / "cosine", settings={"method": {"router": "cosine"}})
+    settings = {"method": {"router": "cosine"}}
+    cosine = load(tmp_path / "cosine", settings=settings)
     assert set(lines(plots_finding.accuracy_over_purity(cosine).axes[0])) == {
         "cosine: one task for all",
         "cosine: each sample alone",

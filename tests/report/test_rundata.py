@@ -84,7 +84,9 @@ def make_run(
         spent = {"train": 9.5, "task_end": 1.5, "evaluate": 0.7}
         done = {"event": "task", "task": task, "seconds": spent, "ranks": grown, "dims": dims}
         if finding:
-            done |= {"router": "fused", "routing": {way: routed_after(task) for way in ("cosine", "fused")}}
+            asked = (settings or {}).get("method", {}).get("router", "auto")
+            chosen = "fused" if asked == "auto" else asked
+            done |= {"router": chosen, "routing": {way: routed_after(task) for way in ("cosine", "fused")}}
         events.append(done)
     reasons = {"non-finite values in conv1": 0, "<timeout> after 30 s": 0}
     for index in range(failures):

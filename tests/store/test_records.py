@@ -51,6 +51,7 @@ LINES = [
         "task": 0,
         "seconds": {"train": 2.0},
         "accuracy": {"aware": 99.0},
+        "by_task": {"aware": [99.0]},
         "router": "fused",
         "routing": {"fused": {"single": [1.0], "batch64": [0.5]}},
         "ranks": {"é": 3},

@@ -413,7 +413,7 @@ def test_settings_decide_what_has_no_column(tmp_path):
     assert [task.name for task in found.tasks] == ["cat", "dog", "økse"]
     assert (found.dataset.train_clients[found.client_samples(1, 2)] == 2).all()
     # columns are there, but nobody asks for them
-    made = stream(columns_csv(tmp_path), {"count": 4, "partition": "iid"}, tasks=3)
+    made = stream(columns_csv(tmp_path), {"count": 4, "partition": "iid", "held_back": 0.0}, tasks=3)
     assert [task.name for task in made.tasks] == ["cat", "dog", "økse"]
     assert [len(made.client_samples(0, client)) for client in range(4)] == [4] * 4
 

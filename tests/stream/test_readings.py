@@ -146,6 +146,15 @@ def test_folders_of_clients_are_sites(check, tmp_path):
     assert found["tasks"][0]["clients_held_back"] == {"art": 2, "photo": 2}
 
 
+def test_clients_that_the_data_does_not_name_are_spoken_of(command, tmp_path):
+    tree = domains(tmp_path / "tree")
+    for count, said in ((3, True), (2, False)):
+        given = sets("data.folders=client/class", "stream.tasks=1", f"clients.count={count}")
+        code, out, err = command("data", "check", tree, *given)
+        assert code == 0
+        assert ("but the data names 2: the others will have no samples" in " ".join((out + err).split())) == said
+
+
 def test_both_levels_and_a_split(check, tmp_path):
     for part in ("train", "test"):
         for client in ("north", "south"):

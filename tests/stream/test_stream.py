@@ -16,7 +16,7 @@ from tests.stream.samples import made_dataset
 
 
 def stream(dataset=None, clients=None, seed=0, **settings):
-    raw = {"stream": settings, "clients": clients or {}, "run": {"seed": seed}}
+    raw = {"stream": settings, "clients": {"held_back": 0.0} | (clients or {}), "run": {"seed": seed}}
     return build_stream(load(raw), dataset or made_dataset())
 
 
@@ -87,6 +87,14 @@ def test_clients_that_left_have_nothing_and_those_that_came_have_their_share():
     assert found.client_samples(0, 7).dtype == found.tasks[0].train.dtype
     together = np.concatenate([found.client_samples(1, client) for client in (0, 7)])
     assert sorted(together) == found.tasks[1].train.tolist()
+
+
+def test_of_many_small_clients_some_hold_a_sample_back():
+    """A tenth of two samples is none; one in five of these clients holds back one, by its own seed."""
+    found = stream(made_dataset([200] * 2, [1] * 2), {"count": 200, "partition": "iid", "held_back": 0.1}, tasks=1)
+    kept = [(len(found.client_samples(0, client)), len(found.held_back(0, client))) for client in range(200)]
+    assert set(kept) == {(2, 0), (1, 1)}
+    assert 20 <= sum(back for _, back in kept) <= 60
 
 
 def test_more_clients_than_samples():

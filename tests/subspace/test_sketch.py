@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedprotip.subspace.geometry import principal_angles
 from fedprotip.subspace.merge import EnergyMerge
 from fedprotip.subspace.project import Projector, complement
-from fedprotip.subspace.sketch import Root, corrected_threshold, sketch_basis, sketch_core
+from fedprotip.subspace.sketch import Root, corrected_threshold, sketch_basis, sketch_core, upright
 from tests.subspace import reference
 
 D = 24
@@ -176,6 +176,15 @@ def test_a_sketch_of_nothing_has_no_direction():
     merger = EnergyMerge(torch.zeros(D, 0), 0.8, "energy")
     merger.add(sketch_core(torch.zeros(D, 8), 0.0, 0.0))
     assert merger.result().shape == (D, 0)
+
+
+def test_signs_of_a_basis_are_not_left_to_rounding():
+    basis = torch.linalg.qr(torch.randn(D, 5, generator=torch.Generator().manual_seed(0)))[0]
+    turned = basis * torch.tensor([1.0, -1.0, -1.0, 1.0, -1.0])
+    assert torch.equal(upright(turned), upright(basis))
+    assert torch.equal(upright(basis).abs(), basis.abs())
+    assert (upright(basis).amax(0) == basis.abs().amax(0)).all()
+    assert upright(basis[:, :0]).shape == (D, 0)
 
 
 def test_whoever_knows_the_gaussians_finds_every_client_in_the_sum():

@@ -5,7 +5,10 @@ fedprotip run my.toml --set train.rounds=5 --out runs/mine
 fedprotip resume runs/mine                                 # after an interruption
 fedprotip extend runs/mine --tasks 1                       # when the next task comes
 fedprotip compare my.toml --methods fedavg,fedprotip --seeds 0,1,2
+fedprotip watch runs/mine                                  # how far it is, in the browser
 fedprotip predict runs/mine photos/                        # what it says about images
+fedprotip export runs/mine mine.onnx                       # the same without this package
+fedprotip serve runs/mine                                  # a page and an API on this machine
 """
 
 import signal
@@ -14,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -24,30 +28,42 @@ import typer
 
 from fedprotip import api, cells
 from fedprotip import settings as settings_file
-from fedprotip.cli import asking, display
+from fedprotip.cli import asking, display, serving, watching
 from fedprotip.cli import data as data_cli
+from fedprotip.cli import flower as flower_cli
 from fedprotip.cli.display import Console
-from fedprotip.cli.options import Imports, Json, Overrides
+from fedprotip.cli.options import Imports, Json, Overrides, Track, with_tracking
 from fedprotip.cli.progress import ProgressDisplay
 from fedprotip.errors import FedprotipError, UsageError
 from fedprotip.methods import described
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.paper.comparison import at_a_glance
-from fedprotip.report import comparison_rows, write_comparison, write_report
+from fedprotip.report import comparison_remarks, comparison_rows, comparison_text, write_comparison, write_report
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.results import Summary
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Federated continual learning without replay: many clients, tasks one after another, one model at the end.",
 )
 app.add_typer(data_cli.app, name="data")
+app.add_typer(flower_cli.app, name="flower")
 app.command()(asking.predict)
+app.command()(asking.export)
+app.command()(serving.serve)
+app.command()(watching.watch)
 out, err = Console(), Console(stderr=True)
 
+
+class Format(StrEnum):
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+
+
+FILES = {Format.markdown: "md", Format.csv: "csv", Format.latex: "tex"}
 Preset = Annotated[
     str, typer.Option(metavar="NAME", help="Start from settings that come with the package: paper.", show_default=False)
 ]
@@ -73,6 +89,10 @@ def run(
     imports: Imports = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder, empty or missing.")] = None,
     preset: Preset = "",
+    track: Track = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Where clients run: run.engine in short.", show_default=False)
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Run all tasks of one method and write a run folder with a report.
@@ -80,7 +100,8 @@ def run(
     Example: [bold]fedprotip run configs/demo.toml --set method.name=fedavg --out runs/fedavg[/bold]
     """
     with ProgressDisplay(err) as progress:
-        summary = api.run(settings, overrides or [], folder, [progress], preset)
+        given = [*with_tracking(overrides, track), *([f"run.engine={engine}"] if engine else [])]
+        summary = api.run(settings, given, folder, [progress], preset)
     _show_run(Path(progress.folder), summary, as_json)
 
 
@@ -144,22 +165,30 @@ def compare(
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs and the comparison go.")] = Path("runs/compare"),
     preset: Preset = "",
+    track: Track = None,
+    shape: Annotated[
+        Format | None, typer.Option("--format", help="Print the tables in this form.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Methods × seeds (× values of a setting), or finished run folders, in one table with mean ± std.
 
+    The best is marked, and tested over seeds where there are three or more; what cannot be compared is said.
+
     Examples: [bold]fedprotip compare configs/demo.toml --methods fedavg,fedprotip --seeds 0,1,2[/bold],
-    [bold]fedprotip compare runs/a runs/b[/bold],
+    [bold]fedprotip compare runs/a runs/b --format latex > table.tex[/bold],
     [bold]fedprotip compare my.toml --vary method.threshold=0.7,0.8,0.9 --set run.geometry=1[/bold]
     """
     given = sources or []
     runs = [path for path in given if is_run(path)]
     if runs and len(runs) == len(given):
-        _show_comparison(runs, folder, as_json)
+        _show_comparison(runs, folder, as_json, shape)
     elif len(given) <= 1 and not any(path.is_dir() for path in given):
         chosen = [name for name in methods.split(",") if name]
         source = given[0] if given else None
-        _compare_cells(source, overrides or [], chosen, seeds, vary or [], folder, as_json, preset)
+        _compare_cells(
+            source, with_tracking(overrides, track), chosen, seeds, vary or [], folder, as_json, preset, shape
+        )
     else:
         wrong = next(path for path in given if not is_run(path))
         raise UsageError(f"{wrong} is not a run folder; give one settings file, or run folders only.")
@@ -175,6 +204,9 @@ def reproduce(
     imports: Imports = None,
     listed: Annotated[bool, typer.Option("--list", help="List tables, figures and their rows.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: the table from finished cells.")] = False,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Run outdated cells again; they and their run folders are replaced.")
+    ] = False,
     results: Annotated[Path, typer.Option(help="Finished cells, small JSON files.")] = Path("results"),
     folder: Annotated[Path, typer.Option("--out", help="Run folders of the cells.")] = Path("runs/reproduce"),
     as_json: Json = False,
@@ -191,11 +223,14 @@ def reproduce(
         display.print_json(entries) if as_json else display.print_protocols(out, entries)
         return
     if not show:
-        plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder)
+        plan = reproduction.make_plan(name, scale, seeds, only or [], overrides or [], results, folder, redo)
         with ProgressDisplay(err, runs=len(plan.cells)) as progress:
             reproduction.carry_out(plan, lambda cell: [progress.of(cell.name)])
         for row, why in plan.skipped.items():
             err.print(f"[dim]{display.plain(row)} is left out: {display.plain(why)}", soft_wrap=True)
+        for cell, changed in plan.outdated.items() if not redo else ():
+            remark = f"{cell} is outdated ({changed}) and counts as not run; --redo runs it again"
+            err.print(f"[yellow]{display.plain(remark)}", soft_wrap=True)
     outcome = reproduction.rebuild(name, scale, results)
     paths = reproduction.write_table(outcome, results)
     if as_json:
@@ -267,6 +302,7 @@ def _compare_cells(
     folder: Path,
     as_json: bool,
     preset: str = "",
+    shape: Format | None = None,
 ) -> None:
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -275,7 +311,7 @@ def _compare_cells(
     planned = cells.plan_cells(source, overrides, methods, numbers, vary, preset=preset)
     with ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
-    _show_comparison(folders, folder, as_json)
+    _show_comparison(folders, folder, as_json, shape)
 
 
 def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
@@ -285,13 +321,16 @@ def _show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         display.print_summary(out, folder, Summary.model_validate(summary))
 
 
-def _show_comparison(folders: list[Path], target: Path, as_json: bool) -> None:
+def _show_comparison(folders: list[Path], target: Path, as_json: bool, shape: Format | None = None) -> None:
     page = write_comparison(folders, target)
-    rows = comparison_rows(folders)
+    if shape:
+        display.print_text(comparison_text(folders, FILES[shape]))
+        return
+    rows, remarks = comparison_rows(folders), comparison_remarks(folders)
     if as_json:
-        display.print_json({"rows": rows, "report": str(page)})
+        display.print_json({"rows": rows, "remarks": remarks, "report": str(page)})
     else:
-        display.print_comparison(out, rows, page)
+        display.print_comparison(out, rows, page, remarks)
 
 
 def _version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
-"""Verbs that use a finished run: `predict`.
+"""Verbs that use a finished run: `predict` and `export`.
 
 fedprotip predict runs/mine photos/ --json
+fedprotip export runs/mine mine.onnx
 """
 
 import csv
@@ -9,25 +10,30 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from threading import Timer
+from typing import Annotated, Any, TypeVar
 
+import torch
 import typer
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Column, Table
 
 from fedprotip.cli.display import Console, plain, print_json
 from fedprotip.cli.options import Imports, Json
 from fedprotip.errors import UsageError
 from fedprotip.inference.predictor import Answer, Predictor, load
-from fedprotip.stream.images import is_image, why_unreadable
+from fedprotip.stream.images import Unreadable, is_image
 
 AT_ONCE = 64
 """Files that are read and answered together."""
+SHOWN = 2.0
+"""Seconds after which a progress bar is shown."""
 UNUSUAL = 0.95
 """What is stranger than this share of held-back samples is better called unknown."""
 
+T = TypeVar("T")
 out, err = Console(), Console(stderr=True)
 
 
@@ -45,6 +51,10 @@ class Row:
         known = {name: _number(value) for name, value in asdict(self.answer).items()}
         return {"file": self.file, **known, "task_name": predictor.plan.tasks[self.answer.task].name}
 
+    def line(self, predictor: Predictor) -> dict[str, Any]:
+        """The same for people, whose tasks count from 1."""
+        return self.record(predictor) | ({} if self.answer is None else {"task": self.answer.task + 1})
+
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run folder.", show_default=False)],
@@ -55,20 +65,22 @@ def predict(
     task: Annotated[int | None, typer.Option(help="The task of all images, counted from 1, if it is known.")] = None,
     together: Annotated[bool, typer.Option("--together", help="The images came together: one task for all.")] = False,
     imports: Imports = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table for spreadsheets.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table for spreadsheets; tasks count from 1.")] = False,
     as_json: Json = False,
 ) -> None:
     """What the model of a run says about image files; no training data is needed.
 
-    Files that cannot be read are named and do not stop the rest; the exit code is then 1.
+    What cannot be read, or holds no image, is named and does not stop the rest; the exit code is then 1.
 
     Example: [bold]fedprotip predict runs/mine photo.jpg holiday/ 'more/*.png' --csv > answers.csv[/bold]
     """
     if task is not None and task < 1:
         raise UsageError(f"--task {task}: tasks count from 1.")
-    paths = found_files(images)
+    if as_json and as_csv:
+        raise UsageError("--json and --csv: choose one of them.")
+    files = found_files(images)
     predictor = load(folder)
-    rows = list(answered(predictor, paths, None if task is None else task - 1, together))
+    rows = list(answered(predictor, files, None if task is None else task - 1, together))
     if as_json:
         print_json([row.record(predictor) for row in rows])
     elif as_csv:
@@ -82,36 +94,42 @@ def predict(
         raise typer.Exit(1)
 
 
-def found_files(given: Sequence[str]) -> list[str]:
-    """Files, the images within folders, and what patterns match, in their order; what is none of these is refused."""
-    found: list[str] = []
+def found_files(given: Sequence[str]) -> list[tuple[str, str]]:
+    """Files, the images within folders, and what patterns match, in their order, each with "".
+
+    A folder or pattern without any is there as well, with what is wrong with it; if nothing else is, it is refused.
+    """
+    found: list[tuple[str, str]] = []
     for name in given:
         if os.path.isdir(name):
             inside = sorted(str(path) for path in Path(name).rglob("*") if is_image(path))
-            if not inside:
-                raise UsageError(f"{name} holds no image files.")
+            fault = "it holds no image files"
         elif os.path.exists(name) or not glob.has_magic(name):
-            inside = [name]
+            inside, fault = [name], ""
         else:
             inside = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
-            if not inside:
-                raise UsageError(f"{name} matches no file.")
-        found += inside
+            fault = "it matches no file"
+        found += [(path, "") for path in inside] or [(name, fault)]
+    if all(fault for _, fault in found):
+        raise UsageError(f"{found[0][0]}: {found[0][1]}.")
     return found
 
 
-def answered(predictor: Predictor, paths: Sequence[str], task: int | None, together: bool) -> Iterator[Row]:
-    """A row for every file, in order; with a progress bar where there are many."""
-    size = max(1, len(paths)) if together else AT_ONCE
-    for part in _watched([paths[start : start + size] for start in range(0, len(paths), size)]):
-        faults = [why_unreadable(path) for path in part]
-        sound = [path for path, fault in zip(part, faults, strict=True) if not fault]
-        answers = iter(predictor.predict(sound, group=together, task=task) if sound else [])
-        for path, fault in zip(part, faults, strict=True):
-            if fault:
-                yield Row(path, None, f"it cannot be read as an image ({fault})")
-            else:
-                yield Row(path, next(answers))
+def answered(predictor: Predictor, files: Sequence[tuple[str, str]], task: int | None, together: bool) -> Iterator[Row]:
+    """A row for every file that was found, in order, each read once; with a progress bar where it takes a while."""
+    size = len(files) if together else AT_ONCE
+    rows, images = list[Row](), list[torch.Tensor]()
+    for number, (path, fault) in enumerate(_watched(files), 1):
+        if not fault:
+            try:
+                images.append(predictor.read([path]))
+            except Unreadable as error:
+                fault = f"it cannot be read as an image ({error.why})"
+        rows.append(Row(path, None, fault))
+        if number % size == 0 or number == len(files):
+            answers = iter(predictor.predict(torch.cat(images), group=together, task=task) if images else [])
+            yield from (row if row.error else replace(row, answer=next(answers)) for row in rows)
+            rows, images = [], []
 
 
 def as_table(rows: Sequence[Row], predictor: Predictor) -> str:
@@ -121,12 +139,27 @@ def as_table(rows: Sequence[Row], predictor: Predictor) -> str:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(row.record(predictor))
+        writer.writerow(row.line(predictor))
     return text.getvalue()
 
 
-def _watched(parts: list[Sequence[str]]) -> Iterator[Sequence[str]]:
-    return iter(track(parts, "answering", console=err, transient=True, disable=len(parts) < 2 or not err.is_terminal))
+def _watched(files: Sequence[T]) -> Iterator[T]:
+    """The same, with a progress bar after a while."""
+    if not err.is_terminal:
+        yield from files
+        return
+    bar = Progress(console=err, transient=True)
+    line = bar.add_task("answering", total=len(files))
+    timer = Timer(SHOWN, bar.start)
+    timer.start()
+    try:
+        for one in files:
+            yield one
+            bar.advance(line)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
 
 
 def _number(value: Any) -> Any:
@@ -144,3 +177,21 @@ def _show(rows: Sequence[Row], predictor: Predictor) -> None:
             table.add_row(plain(row.file), f"[bold green]{plain(answer.label)}", *sure, strange)
     if table.row_count:
         out.print(table)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run folder.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Where it goes.", show_default=False)],
+    imports: Imports = None,
+) -> None:
+    """Write one ONNX file that does features, routing and heads, for onnxruntime without this package.
+
+    Names of classes and tasks, the image size and how to get there are in its metadata. It is tried before it is
+    written: onnxruntime must answer as the run does.
+
+    Example: [bold]fedprotip export runs/mine mine.onnx[/bold]
+    """
+    from fedprotip.inference.export import export as write
+
+    write(load(folder), target)
+    out.print(plain(str(target)), soft_wrap=True)

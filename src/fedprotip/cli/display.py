@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 
-from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, points, samples_text
+from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, other_ways, points, samples_text
 from fedprotip.store.results import Summary, standing_for
 
 MEANINGS = {  # first what a user gets
@@ -26,6 +26,7 @@ MEANINGS = {  # first what a user gets
 }
 
 
+BEST = "▲"
 COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal obeys instead of showing them, that turn the direction of writing, or are half of one."""
 
@@ -64,6 +65,11 @@ def print_json(value: Any) -> None:
     print("\n".join(COMMANDS.sub(lambda m: f"\\u{ord(m[0]):04x}", line) for line in text.split("\n")))
 
 
+def print_text(text: str) -> None:
+    """A text for programs as it is, but for what a terminal would obey."""
+    print("\n".join(map(visible, text.split("\n"))), end="")
+
+
 def print_summary(console: Console, folder: Path, summary: Summary) -> None:
     """The headline table of one run and where to look further."""
     table = Table(title=f"{plain(summary.method)}, {summary.tasks} tasks, seed {summary.seed}")
@@ -74,13 +80,15 @@ def print_summary(console: Console, folder: Path, summary: Summary) -> None:
         style = "bold green" if mode == standing_for("single", summary.accuracy) else ""
         table.add_row(f"{mode} [dim]({MEANINGS[mode]})[/dim]", *figures, style=style)
     console.print(table)
+    if said := other_ways(summary.router, summary.routers):
+        console.print(plain(said), soft_wrap=True, highlight=False)
     if summary.failures.count:
         console.print(f"Clients left out {summary.failures.count} times; the report says why.")
     console.print(f"Report: {plain(str(folder / 'report.html'))}", soft_wrap=True)
 
 
-def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -> None:
-    """Accuracy and forgetting of every method in every mode, mean ± std over seeds."""
+def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path, remarks: Iterable[str] = ()) -> None:
+    """Accuracy and forgetting of every method in every mode, mean ± std over seeds; the best is marked."""
     modes = [mode for mode in MEANINGS if any(mode in row["accuracy"] for row in rows)]
     table = Table(title="Accuracy % (forgetting in points)")
     widest = max(len(word) for row in rows for word in row["label"].split())
@@ -106,6 +114,10 @@ def print_comparison(console: Console, rows: list[dict[str, Any]], page: Path) -
             console.print(f"{plain(row['label'])} keeps {samples_text(kept)} of past tasks.", soft_wrap=True)
     if any(standing_for(mode, row["accuracy"]) != mode for row in rows for mode in modes):
         console.print(f"[dim]{STAND_IN_NOTE}", soft_wrap=True)
+    if any(row.get("best") for row in rows):
+        console.print(f"[dim]{BEST} The best of its column.", soft_wrap=True)
+    for remark in remarks:
+        console.print(plain(remark), soft_wrap=True, highlight=False)
     console.print(f"Report: {plain(str(page))}", soft_wrap=True)
 
 
@@ -170,7 +182,8 @@ def _cell(row: dict[str, Any], mode: str) -> str:
         return "–"
     accuracy, drop = row["accuracy"][shown], row["forgetting"][shown]
     spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.1f}"
-    return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f}){STAND_IN if shown != mode else ''}"
+    mark = (STAND_IN if shown != mode else "") + (f" {BEST}" if mode in row.get("best", ()) else "")
+    return f"{accuracy['mean']:.1f}{spread} ({drop['mean']:.1f}){mark}"
 
 
 def _gain(stat: dict[str, Any] | None) -> str:

@@ -1,5 +1,6 @@
 """Options that several verbs have."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -28,3 +29,12 @@ Imports = Annotated[
 ]
 """Its callback has imported them before the verb begins."""
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Curves for tensorboard or mlflow; may be given again."),
+]
+
+
+def with_tracking(overrides: list[str] | None, names: list[str] | None) -> list[str]:
+    """Settings of the command line, the trackers among them."""
+    return [*(overrides or []), *([f"run.track={json.dumps(names)}"] if names else [])]

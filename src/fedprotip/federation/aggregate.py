@@ -127,7 +127,7 @@ class Pile:
         with self._file:
             for piece in found.split(PIECE):
                 rows = [self._read(row * len(found) + start, len(piece)) for row in range(len(weights))]
-                piece.copy_(middle(torch.stack(rows), weights, self._train.aggregate, self._train.trim))
+                piece.copy_(middle(torch.stack(rows), self._train.aggregate, self._train.trim, weights))
                 start += len(piece)
         parts = iter(found.split(sizes))
         return {name: self._tensor(name, like, parts) for name, like in self._like.items()}

@@ -2,11 +2,13 @@
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedprotip import settings as settings_file
 from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, SECURE, START, Ask, answering
+from fedprotip.federation.secure.demands import NONE, Demands
 from fedprotip.federation.secure.desk import Desk
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods import create_method
@@ -20,6 +22,9 @@ from fedprotip.store.plain import PlainFolder
 from fedprotip.store.site import SiteFolder
 from fedprotip.stream.holdings import Holding
 
+if TYPE_CHECKING:
+    from fedprotip.federation.secure.signed import Signer
+
 
 class Client:
     """Its own model, what it was told, its own state in a folder, and its holding of data.
@@ -28,13 +33,24 @@ class Client:
     that it was not sent, or samples that are not in its holding.
     """
 
-    def __init__(self, folder: Path, holding: Holding, cache: PrefixCache | None = None) -> None:
-        """`cache`: to share with other clients of this process; by default its own."""
+    def __init__(
+        self,
+        folder: Path,
+        holding: Holding,
+        cache: PrefixCache | None = None,
+        signer: "Signer | None" = None,
+        demands: Demands = NONE,
+    ) -> None:
+        """`cache`: to share with other clients of this process; by default its own. `signer`: of a site with a key.
+
+        demands: of every plan.
+        """
+        self._demands = demands
         self._folder, self._holding, self._cache = SiteFolder(folder), holding, cache
         self._site: Site | None = None
         self._plan = Message(PLAN)
         self._step: int | None = None  # the last question that was taken in
-        self._desk = Desk(PlainFolder(folder, folder.parent))
+        self._desk = Desk(PlainFolder(folder, folder.parent), signer)
 
     def handle(self, parcel: Parcel) -> Message:
         """Take in what the parcel brings and answer its question; the state after it is on disk then.
@@ -71,7 +87,8 @@ class Client:
         self._folder = SiteFolder(self._folder.path)  # the former one holds what it saved last
 
     def close(self) -> None:
-        """Remove what was only for speed; the folder stays."""
+        """Remove what was only for speed, and secrets of a sum that is not over; the folder stays."""
+        self._desk.close()
         if self._cache:
             self._cache.close()
 
@@ -79,7 +96,7 @@ class Client:
         """Whether this client holds what it was told up to question `since`; None: it is told everything anew."""
         if since is None:
             self._site = None
-            self._folder.keep_private(before=step)
+            self._plan = Message(PLAN, meta=self._folder.keep_private(before=step).get("plan", {}))
             return True
         if self._site is not None and self._step == since:
             return True
@@ -119,7 +136,7 @@ class Client:
         else:
             self._begin(ask.task)
             exchange = site.method.exchange(message.kind)
-            if exchange.when == "end":
+            if exchange.when == "end" and exchange.settles:
                 site.settle()
             exchange.receive(message, site)
 
@@ -134,6 +151,9 @@ class Client:
         """What is to be learned and how; a longer plan comes when a run is extended."""
         meta = message.meta
         settings = settings_file.load(tomllib.loads(meta["settings"]))
+        self._demands.check(settings.method, "this site")
+        if began := self._plan.meta:
+            Demands.of(settings_file.load(tomllib.loads(began["settings"])).method).check(settings.method, "its run")
         method, before = create_method(settings), self._site
         shape = (meta["image"][0], meta["image"][1], meta["image"][2])
         network = before.network if before else build_network(settings, shape, method.routes)
@@ -142,7 +162,7 @@ class Client:
         self._site = Site(settings, method, network, classes, shape, look)
         if before:
             self._site.known.update(before.known)
-        self._plan = message
+        self._plan, self._desk.run = message, meta.get("run", "")
 
     def _inputs(self, site: Site) -> PrefixCache:
         if self._cache is None:

@@ -8,7 +8,7 @@ from typing import Any
 from fedprotip.federation.aggregate import combine
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Crossed, Journal
-from fedprotip.federation.line import Measured, in_line
+from fedprotip.federation.line import Measured, in_agreement, in_line
 from fedprotip.federation.parcels import Reply, Request, answers
 from fedprotip.federation.secure.sums import secure_sum
 from fedprotip.federation.server import Server
@@ -33,11 +33,12 @@ def converse(
     crossed: Crossed = {client: [] for client in server.clients(exchange, round_)}
 
     def request(client: int) -> Request:
-        return server.request(client, exchange, round_, lambda way, message: crossed[client].append((way, message)))
+        return server.request(client, exchange, round_, crossed[client])
 
     asked = engine.ask(map(request, list(crossed)))
     line = server.progress.line.setdefault(exchange.name, {}) if exchange.when == "round" else {}
     judged = in_line(map(partial(judge, exchange=exchange, server=server), asked), exchange.slack, line)
+    judged = in_agreement(judged, exchange.consensus(server.site))
     checked = usable(judged, crossed, server, journal, exchange, round_, used)
     combined = combine(exchange, checked, server.site)
     if combined is not None:
@@ -89,6 +90,8 @@ def judge(reply: Reply, exchange: Exchange, server: Server) -> Measured:
         if len(json.dumps(message.meta)) > MOST_META:
             raise BadMessage(f"its metadata are longer than {MOST_META} characters")
         exchange.check(message, site)
+        if exchange.trains:
+            message.check_numbers("loss")
         sender = server.sender(reply.client)
         exchange.check_sender(message, site, sender)
         sizes, least = dict(exchange.sizes(message, site)), dict(exchange.least(message, site))

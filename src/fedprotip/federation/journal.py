@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fedprotip.federation.server import Direction, Progress, Server
-from fedprotip.messages import Message
+from fedprotip.federation.server import Direction, Log, Progress, Server
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import Absent, Event, Failure, Observer, Remark, Warned
 from fedprotip.store.files import Tensors
@@ -15,7 +14,7 @@ from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import Peak, peak_rss_mb, watched
 from fedprotip.store.records import LedgerLine, Line
 
-Crossed = dict[int, list[tuple[Direction, Message]]]
+Crossed = dict[int, Log]
 """Client → what crossed for the question under way, but for the reply."""
 MOST_REASONS = 50
 """Different reasons of failures that are counted one by one; all are in events.jsonl."""
@@ -59,14 +58,14 @@ class Journal:
         totals = progress.bytes[direction]
         totals[line.kind] = totals.get(line.kind, 0) + line.bytes
 
-    def crossed(
-        self, progress: Progress, client: int, task: int, round_: int | None, messages: list[tuple[Direction, Message]]
-    ) -> None:
+    def crossed(self, progress: Progress, client: int, task: int, round_: int | None, messages: Log) -> None:
         """Enter what crossed for a question, but for the reply; a client that had lost its place is named."""
-        for way, sent in messages:
-            self.message(progress, way, client, task, round_, sent.kind, sent.nbytes)
+        for way, kind, size in messages:
+            self.message(progress, way, client, task, round_, kind, size)
             if way == "up":
-                text = "it has lost what it was told, and is sent everything anew; what it kept for itself may be gone"
+                text = (
+                    "it lacks what it was sent before and is sent everything anew; what it kept for itself may be gone"
+                )
                 self.event(Remark(event="lost", task=task, client=client, text=text))
 
     def failure(self, progress: Progress, client: int, task: int, round_: int | None, reason: str) -> None:
@@ -103,8 +102,8 @@ class Journal:
 
     @contextmanager
     def phase(self, progress: Progress, name: str) -> Iterator[None]:
-        """Add the seconds inside to progress.seconds[name]; the peak of memory goes to progress.memory."""
-        start, gpu = time.perf_counter(), torch.cuda.is_available()
+        """Add the seconds inside to progress.seconds[name] and cpu_seconds; the peak of memory to progress.memory."""
+        start, busy, gpu = time.perf_counter(), time.process_time(), torch.cuda.is_available()
         if gpu:
             torch.cuda.reset_peak_memory_stats()
         peak: Peak | None = None
@@ -113,6 +112,7 @@ class Journal:
                 yield
         finally:  # Ctrl-C may come at any line
             progress.seconds[name] = progress.seconds.get(name, 0.0) + time.perf_counter() - start
+            progress.cpu_seconds[name] = progress.cpu_seconds.get(name, 0.0) + time.process_time() - busy
             _note_peak(progress, "rss", name, peak.mb if peak else None)
             _note_peak(progress, "gpu", name, torch.cuda.max_memory_allocated() / 2**20 if gpu else None)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fedprotip.federation.parcels import Reply
 from fedprotip.federation.spool import Place, Spool
+from fedprotip.methods.parts.consensus import Consensus
 
 FEWEST = 2
 """Others that a reply is compared with at least, unless there were rounds before: of two, either may be the odd one."""
@@ -88,29 +89,53 @@ def in_line(replies: Iterable[Measured], slack: float, known: Known) -> Iterator
             kept[name] = [max(largest, size), max(steepest, size / measured.effort)]
         return measured
 
-    def put_by(measured: Measured) -> tuple[Measured, Place | None]:
-        message = measured.reply.message
-        if message is None:
-            return measured, None
-        return replace(measured, reply=replace(measured.reply, message=None)), spool.put(message)
-
-    def restored(measured: Measured, place: Place | None) -> Measured:
-        message = None if place is None else spool.get(place)
-        return replace(measured, reply=replace(measured.reply, message=message))
-
     with Spool() as spool:
         for measured in replies:
             if not measured.refused:
                 others.add(measured)
             while waiting and others.accept(waiting[0][0], slack):
-                yield passed(restored(*waiting.popleft()))
+                yield passed(restored(spool, *waiting.popleft()))
             if not waiting and others.accept(measured, slack):
                 yield passed(measured)
             else:
-                waiting.append(put_by(measured))
+                waiting.append(put_by(spool, measured))
             del measured  # not held while the next client answers
         for measured, place in waiting:
             why = measured.refused or others.excess(measured, slack)
-            yield passed(replace(restored(measured, place), refused=why))
+            yield passed(replace(restored(spool, measured, place), refused=why))
     for name, sizes in kept.items():
         known[name] = [max(pair) for pair in zip(sizes, known.get(name, sizes), strict=True)]
+
+
+def in_agreement(replies: Iterable[Measured], consensus: Consensus | None) -> Iterator[Measured]:
+    """The same replies in the same order; those that contradict what most say are refused.
+
+    All of them wait on disk until the last one has come: in memory there is one at a time.
+    """
+    if consensus is None:
+        yield from replies
+        return
+    with Spool() as spool:
+        waiting = list[tuple[Measured, Place | None]]()
+        for measured in replies:
+            if measured.reply.message is not None and not measured.refused:
+                consensus.add(measured.reply.message)
+            waiting.append(put_by(spool, measured))
+            del measured
+        for measured, place in waiting:
+            whole = restored(spool, measured, place)
+            message = None if whole.refused else whole.reply.message
+            yield whole if message is None else replace(whole, refused=consensus.objection(message))
+
+
+def put_by(spool: Spool, measured: Measured) -> tuple[Measured, Place | None]:
+    """A reply whose message waits on disk."""
+    message = measured.reply.message
+    if message is None:
+        return measured, None
+    return replace(measured, reply=replace(measured.reply, message=None)), spool.put(message)
+
+
+def restored(spool: Spool, measured: Measured, place: Place | None) -> Measured:
+    message = None if place is None else spool.get(place)
+    return replace(measured, reply=replace(measured.reply, message=message))

@@ -30,7 +30,6 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
     """Train all tasks that are left, evaluate after each, and leave checkpoints on the way."""
     progress, watched = server.progress, probe.tensors if probe else dict
     for task in range(progress.task, len(server.stream.tasks)):
-        before = dict(progress.seconds)
         server.begin_task(task)
         full = concerns.full(server)
         if progress.round == 0:
@@ -52,7 +51,7 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
         if probe:
             with journal.phase(progress, "geometry"):
                 probe.finish_task(task)
-        judge_task(server, journal, before, full)
+        judge_task(server, journal, full)
         progress.task, progress.round, progress.present = task + 1, 0, {}
         journal.checkpoint(server, watched())
 
@@ -60,6 +59,7 @@ def run_tasks(server: Server, engine: Engine, journal: Journal, probe: Probe | N
 def begin_task(server: Server, engine: Engine, journal: Journal) -> None:
     """All that comes before the first round of a task."""
     task, progress = server.site.task, server.progress
+    progress.before = dict(progress.seconds)
     journal.warn(concerns.at_start(server) if task == 0 else ())
     with journal.phase(progress, "evaluate"):
         meet_task(server, task)
@@ -98,21 +98,17 @@ def hold(server: Server, engine: Engine, journal: Journal, when: When) -> None:
         setbacks.after_exchange(server, journal, exchange, replies)
 
 
-def judge_task(server: Server, journal: Journal, before: dict[str, float], full: set[str]) -> None:
-    """Evaluate all tasks so far, and say what came of this one.
-
-    Args:
-        before: seconds of every phase up to the beginning of the task.
-        full: layers that had no room left then.
-    """
+def judge_task(server: Server, journal: Journal, full: set[str]) -> None:
+    """Evaluate all tasks so far, and say what came of this one; `full` are layers that had no room when it began."""
     task, progress = server.site.task, server.progress
     with journal.phase(progress, "evaluate"):
         evaluation = evaluate(server.predictor(task), server.stream, task, server.settings, server.cache)
         ways = progress.routing.get("ways", {})
         evaluation.enter(progress.matrix, progress.routing)
-    seconds = {phase: total - before.get(phase, 0.0) for phase, total in progress.seconds.items()}
+    seconds = {phase: total - progress.before.get(phase, 0.0) for phase, total in progress.seconds.items()}
     ranks, dims = server.method.ranks(server.site.known)
-    found = {"accuracy": evaluation.means(), "router": evaluation.chosen, "routing": evaluation.found()}
+    figures = {"accuracy": evaluation.means(), "by_task": evaluation.accuracy}
+    found = {"router": evaluation.chosen, "routing": evaluation.found()}
     samples = server.method.samples(server.site.known)
-    journal.event(TaskDone(task=task, seconds=seconds, **found, ranks=ranks, dims=dims, samples=samples))
+    journal.event(TaskDone(task=task, seconds=seconds, **figures, **found, ranks=ranks, dims=dims, samples=samples))
     journal.warn(concerns.after_task(server, evaluation, full, ways))

@@ -63,6 +63,8 @@ class Request:
     parcel: Parcel
     anew: Callable[[Message], Parcel]
     """The same question with everything a client needs, for one that says it has lost what it was told."""
+    unsent: Callable[[], None] = lambda: None
+    """To be called where the parcel has never left: then the client was not told what is in it."""
 
 
 @dataclass(frozen=True)

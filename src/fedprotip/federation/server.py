@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, Literal
 
 import numpy as np
@@ -31,15 +32,18 @@ VOID = ""
 """Instead of the name of an exchange: what it told has been replaced, and is not sent any more."""
 EXPLODED = 3.0
 """Training has diverged where its loss is this many times that of the first round, of guessing, and 1."""
+ROUNDING = 1e-9
+"""0.29 · 100 is a little less than 29 in floating point."""
 Direction = Literal["up", "down"]
-Log = Callable[[Direction, Message], None]
-"""Told of every message that crosses for a question, but for the reply."""
+Log = list[tuple[Direction, str, int]]
+"""What crossed for a question, but for the reply: way, kind and bytes, without the messages themselves."""
 
 
 @dataclass
 class Progress:
     """Where a run stands and what it has measured: plain numbers, saved with every checkpoint."""
 
+    run: str = ""  # its name in signatures of secure sums, drawn by chance
     task: int = 0  # the task that comes next or is under way
     round: int = 0  # its rounds that are done
     present: dict[str, int] = field(default_factory=dict)  # client → its samples of the task under way
@@ -64,6 +68,8 @@ class Progress:
     routing: dict[str, Any] = field(default_factory=dict)  # of the last evaluation
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "task_end": 0.0, "evaluate": 0.0})
+    before: dict[str, float] = field(default_factory=dict)  # those up to the beginning of the task under way
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # phase → processor time of this process
     geometry: dict[str, Any] = field(default_factory=dict)
     peak_rss_mb: float = 0.0
     memory: dict[str, dict[str, list[Number]]] = field(default_factory=dict)  # rss, gpu → phase → peak in each task
@@ -90,7 +96,7 @@ class Server:
         self.cache = cache or PrefixCache(stream, settings)
         classes = [task.classes for task in stream.tasks]
         self.site = Site(settings, method, network, classes, stream.dataset.image_shape, stream.look)
-        self.progress = Progress()
+        self.progress = Progress(run=token_hex(16) if settings.method.secure else "")
         self._told: list[Tensors] = []  # tensors of progress.told
         self._first: Tensors = {}  # the model with which the rounds of the task began, as it travels
 
@@ -142,7 +148,7 @@ class Server:
     def choose(self, present: list[int], task: int, round_: int) -> list[int]:
         """The clients of a round: a share of all active ones, drawn from those that have data."""
         active = len(self.stream.clients(task))
-        wanted = max(int(self.settings.clients.fraction * active), 1)
+        wanted = max(int(self.settings.clients.fraction * active + ROUNDING), 1)
         rng = numpy_stream(self.settings.run.seed, "clients", task, round_)
         return sorted(np.array(present)[rng.permutation(len(present))[:wanted]].tolist())
 
@@ -198,22 +204,35 @@ class Server:
     ) -> Request:
         """A question with whatever the client lacks to answer it; should it have lost what it was told, all of it.
 
-        phase, beside: of a secure sum, and what that needs.
+        log: gets what crosses; phase, beside: of a secure sum, and what that needs.
         """
 
         def parcel() -> Parcel:
             messages = [*self._parcel(str(client), exchange, round_, phase), *beside]
-            for message in messages:
-                log("down", message)
+            log.extend(("down", message.kind, message.nbytes) for message in messages)
             return messages
 
         def anew(lost: Message) -> Parcel:
-            log("up", lost)
-            for told in (self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows):
+            log.append(("up", lost.kind, lost.nbytes))
+            crossed.append(len(log))
+            for told, was in zip(self._told_to(), before, strict=True):
                 told.pop(str(client), None)
+                was.clear()
             return parcel()
 
-        return Request(client, parcel(), anew)
+        def unsent() -> None:
+            del log[crossed[-1] :]
+            for told, was in zip(self._told_to(), before, strict=True):
+                told.pop(str(client), None)
+                told.update(was)
+
+        before = [{str(client): told[str(client)]} if str(client) in told else {} for told in self._told_to()]
+        crossed = [0]  # so much of the log was there before the parcel that may not leave
+        return Request(client, parcel(), anew, unsent)
+
+    def _told_to(self) -> tuple[dict[str, Any], ...]:
+        """Client → what it was told, of several kinds."""
+        return self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows
 
     def _parcel(self, client: str, exchange: Exchange, round_: int | None, phase: str) -> Parcel:
         progress = self.progress
@@ -235,7 +254,8 @@ class Server:
         run = RunSettings(seed=self.settings.run.seed, device=self.settings.run.device)  # the rest is this machine's
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
         classes = [list(known) for known in self.site.classes]
-        return Message(PLAN, meta={"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes})
+        meta = {"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes}
+        return Message(PLAN, meta=meta | ({"run": self.progress.run} if self.progress.run else {}))
 
     def _knowledge_for(self, client: str) -> tuple[Parcel, Parcel]:
         """All shared knowledge, for a client that lacks some of earlier tasks; else what it lacks of this task's."""
@@ -273,7 +293,7 @@ class Server:
         message = exchange.digest(combined, self.site)
         if message is None:
             return
-        if exchange.when == "end":
+        if exchange.when == "end" and exchange.settles:
             self.settle()
         heard = self.site.version
         exchange.receive(message, self.site)

@@ -22,8 +22,13 @@ class Spool:
         self._file.close()
 
     def put(self, message: Message) -> Place:
-        return self._file.seek(0, SEEK_END), self._file.write(message.to_bytes())
+        return self.put_bytes(message.to_bytes())
+
+    def put_bytes(self, data: bytes) -> Place:
+        """A message that has not been read yet."""
+        return self._file.seek(0, SEEK_END), self._file.write(data)
 
     def get(self, place: Place) -> Message:
+        """The message; BadMessage where its bytes were none."""
         self._file.seek(place[0])
         return Message.from_bytes(self._file.read(place[1]))

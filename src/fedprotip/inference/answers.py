@@ -5,17 +5,20 @@ Everything here is per sample; a group of samples of one task pools its evidence
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedprotip.inference.calibration import MEASURES, Calibration
 from fedprotip.inference.candidates import Candidates
-from fedprotip.inference.experts import HEADS, STATISTICS, StatisticsExpert
+from fedprotip.inference.experts import HEADS, StatisticsExpert, network_of
 from fedprotip.inference.groups import mixture
 from fedprotip.inference.parts import Expert, Router, Seen
+from fedprotip.inference.statistics import FeatureMap
+from fedprotip.models import Network
 from fedprotip.models.heads import Features
+from fedprotip.models.steps import Inputs
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Routed:
     labels: Tensor  # (m,) the answer for each sample
 
 
+def _sees_birth(expert: Expert) -> bool:
+    how = getattr(expert, "map", None)
+    return isinstance(how, FeatureMap) and how.born
+
+
 @dataclass(frozen=True)
 class Inference:
     """All that turns features into labels."""
@@ -104,6 +112,26 @@ class Inference:
     def on_images(self) -> bool:
         """Whether all experts see images only (they say `on_images`): then no backbone need run."""
         return not self.ways and all(getattr(expert, "on_images", False) for expert in self.experts.values())
+
+    @property
+    def sees_birth(self) -> bool:
+        """Whether an expert asks for features of the network at birth."""
+        return any(map(_sees_birth, self.experts.values()))
+
+    def lean(self) -> "Inference":
+        """The same answers without the network at birth, unless they are its own: a pass less for every image."""
+        if self.ways and _sees_birth(self.experts[self.ways[self.chosen].expert]):
+            return self
+        experts = {name: expert for name, expert in self.experts.items() if not _sees_birth(expert)}
+        ways = {name: way for name, way in self.ways.items() if way.expert in experts}
+        return replace(self, experts=experts, ways=ways)
+
+    def look(self, network: Network, inputs: Inputs) -> Features:
+        """What experts and routers are to see of images, or of what a frozen prefix made of them."""
+        if not self.on_images:
+            return network.look(inputs, newborn=self.sees_birth)
+        assert isinstance(inputs, Tensor), "a method whose experts see images says `sees_images`"
+        return Features.none(inputs)
 
     def hear(self, features: Features) -> Heard:
         seen = Seen(features.final, {name: expert(features) for name, expert in self.experts.items()})
@@ -192,21 +220,24 @@ class Inference:
         if not self.candidates.distinct:
             return (routed.decisions[routed.groups] / self.calibration.temperature).softmax(1)
         by_label = self.posterior(self.joint(heard, routed))
-        by_task = by_label.new_zeros(len(by_label), routed.decisions.shape[1])
+        by_task = by_label.new_zeros(by_label.shape[0], routed.decisions.shape[1])
         return by_task.index_add_(1, self.candidates.tasks, by_label[:, self.candidates.known[1]])
 
     def _strange(self, features: Features, scores: dict[str, Tensor]) -> dict[str, Tensor]:
         """How little samples look like anything learned, (n,), by every expert that can tell: higher is stranger.
 
-        odd, new: class statistics (`Backdrop`). energy: −log Σ exp of the heads' outputs.
+        odd, new: class statistics (`Backdrop`) of the network that answers. energy: −log Σ exp of the heads' outputs.
         """
-        expert, found = self.experts.get(STATISTICS), {}
-        if isinstance(expert, StatisticsExpert):
-            found = expert.strange(features, scores[STATISTICS])
+        found = self.strange(features, scores, network_of(self.ways[self.chosen].expert if self.ways else ""))
         return found | ({"energy": -scores[HEADS].logsumexp(1)} if HEADS in scores else {})
+
+    def strange(self, features: Features, scores: dict[str, Tensor], network: str) -> dict[str, Tensor]:
+        """How little samples look like anything learned, (n,), to class statistics of a network (`network_of`)."""
+        expert = self.experts.get(network)
+        return expert.strange(features, scores[network]) if isinstance(expert, StatisticsExpert) else {}
 
     def strangeness(self, heard: Heard) -> Tensor:
         """How unusual samples are among held-back ones, from 0 to 1; without class statistics NaN."""
         if any(name not in heard.strange for name in MEASURES):
-            return torch.full((len(heard),), torch.nan)
+            return torch.full_like(heard.scores[heard.own][:, 0], torch.nan)
         return self.calibration.unusual({name: heard.strange[name] for name in MEASURES})

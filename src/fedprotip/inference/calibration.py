@@ -1,8 +1,8 @@
 """Which way to answer, how sure to be, and how unusual an input is: all from sums over held-back samples.
 
-Clients try every way on samples they did not train on and send sums only: how often each was right, its loss at every
-temperature of a fixed grid, how often it was right when it was so sure, and how many samples lie in each bin of the
-distance. Sums of clients and tasks add up like class statistics.
+Clients try every way on samples they did not train on and send sums only: how often each was right, how often one of
+two was and the other was not, its loss at every temperature of a fixed grid, how often it was right when it was so
+sure, and how many samples lie in each bin of the distance. Sums of clients and tasks add up like class statistics.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedprotip.inference.experts import BIRTH, STATISTICS, network_of
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
@@ -81,17 +82,28 @@ def count_bins(strange: dict[str, Tensor]) -> Tensor:
     return torch.stack([torch.bincount(bin_of(strange[name]), minlength=BINS) for name in MEASURES])
 
 
-def best_way(answering: Answering, knowledge: Tensors) -> str:
-    """The way that answers: the one that was right most often; without evidence the chosen one.
+def networks(answering: Answering) -> list[str]:
+    """Networks whose class statistics tell how strange samples look, in the order of their histograms."""
+    return [name for name in (STATISTICS, BIRTH) if name in answering.experts]
 
-    Ties go to the simpler way, and it is a tie where it was wrong n times and is behind by no more than √n.
+
+def best_way(answering: Answering, knowledge: Tensors) -> str:
+    """The way that answers: the one that was right most often; without evidence the simplest one that could be tried.
+
+    Ties go to the simpler way. It is a tie where one of the two alone was right n times, and the simpler one is behind
+    by no more than √n.
     """
-    right = knowledge.get("calibration/right")
-    if not answering.auto or right is None or not right.any():
+    if not answering.auto or not answering.tried:
         return answering.chosen
-    asked = knowledge.get("calibration/asked", knowledge["calibration/distances"][0].sum())  # else: of older versions
-    wrong = (asked - right).clamp_min(0)
-    level = right + wrong.sqrt() >= right.max()
+    right = knowledge.get("calibration/right")
+    if right is None:
+        return answering.tried[0]
+    if "calibration/apart" in knowledge:
+        apart = knowledge["calibration/apart"][int(right.argmax())]
+    else:  # of older versions, which counted wrong answers of the simpler way instead
+        asked = knowledge.get("calibration/asked", knowledge["calibration/distances"][0].sum())
+        apart = asked - right
+    level = right + apart.clamp_min(0).sqrt() >= right.max()
     return answering.tried[int(level.int().argmax())]
 
 
@@ -128,7 +140,8 @@ class Calibration:
         """Of the chosen way, as far as clients have told; neutral before, and for a way that they do not try."""
         if "calibration/loss" not in knowledge:
             return cls()
-        loss, distances = knowledge["calibration/loss"], knowledge["calibration/distances"]
+        place = len(MEASURES) * networks(answering).index(network_of(answering.ways[chosen].expert))
+        loss, distances = knowledge["calibration/loss"], knowledge["calibration/distances"][place:][: len(MEASURES)]
         if chosen not in answering.tried:
             return cls(1.0, distances if distances.sum() else None)
         way, counts = answering.tried.index(chosen), knowledge.get("calibration/hits")

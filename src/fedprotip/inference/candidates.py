@@ -59,7 +59,7 @@ class Candidates:
         """p(label) of every label there is (n, L), from log p(task, class) (n, C) up to a constant of each row."""
         joint = joint.masked_fill((joint == -torch.inf).all(1, keepdim=True), 0.0)  # nobody knows: all alike
         joint, (known, places) = (joint / temperature).softmax(1), self.known
-        return joint.new_zeros(len(joint), len(known)).index_add_(1, places, joint)
+        return joint.new_zeros(joint.shape[0], len(known)).index_add_(1, places, joint)
 
     @cached_property
     def commonest(self) -> Tensor:

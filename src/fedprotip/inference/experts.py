@@ -14,7 +14,13 @@ from fedprotip.models.heads import Features
 from fedprotip.stream.plan import Options
 
 HEADS, STATISTICS, SHARED, RIDGE = "heads", "statistics", "shared", "ridge"
-"""Names of experts."""
+BIRTH, BIRTH_SHARED = "birth", "birth-shared"
+"""Names of experts. The last two are as STATISTICS and SHARED, by sums of the network before any training."""
+
+
+def network_of(expert: str) -> str:
+    """The class statistics of the network that an expert sees: as it is, or at birth."""
+    return BIRTH if expert in (BIRTH, BIRTH_SHARED) else STATISTICS
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,21 @@ def _shared(given: Context) -> Expert:
     return StatisticsExpert.of(recall(given.knowledge), given.candidates, _map(given), True, given.network.first)
 
 
+@expert(BIRTH)
+def _birth(given: Context) -> Expert:
+    return _of_birth(given, bool(given.options["pooled"]))
+
+
+@expert(BIRTH_SHARED)
+def _birth_shared(given: Context) -> Expert:
+    return _of_birth(given, True)
+
+
+def _of_birth(given: Context, pooled: bool) -> Expert:
+    sums = recall(given.knowledge, BIRTH)
+    return StatisticsExpert.of(sums, given.candidates, _map(given), pooled, given.network.first)
+
+
 @expert(RIDGE)
 def _ridge(given: Context) -> Expert:
     sums, rows = given.candidates.by_label(recall(given.knowledge))
@@ -110,4 +131,5 @@ def feature_map(network: Network, options: Options) -> FeatureMap:
     final = bool(options.get("final", False))
     d = network.features if final else network.stacked
     columns = min(2 * int(options["directions"]), width or d)
-    return FeatureMap(d, width, int(options["seed"]), bool(options["root"]), columns, final)
+    born = bool(options.get("born", False))
+    return FeatureMap(d, width, int(options["seed"]), bool(options["root"]), columns, final, born)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.stream.images import FileImages, to_rgb
+from fedprotip.stream.images import FileImages, to_rgb, upright
 from fedprotip.stream.pixels import CHANNELS, as_bytes, as_images
 from fedprotip.stream.plan import Pixels
 from fedprotip.stream.transforms import grey
@@ -45,7 +45,7 @@ def _of_one(image: Any, pixels: Pixels) -> Tensor:
     if isinstance(image, str | Path):
         return _of_files([str(image)], pixels)
     if isinstance(image, Image.Image):
-        return _coloured(_frame(pixels).fitted(to_rgb(image))[None], pixels)
+        return _coloured(_frame(pixels).fitted(to_rgb(upright(image)))[None], pixels)
     if isinstance(image, np.ndarray | Tensor):
         found = _of_array(image, pixels)
         if len(found) != 1:

@@ -11,19 +11,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedprotip.errors import RunError, UnknownName, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
 from fedprotip.inference.assemble import assemble
+from fedprotip.inference.experts import BIRTH
 from fedprotip.inference.parts import EXPERTS, ROUTERS
 from fedprotip.inference.pictures import Pictures, as_pixels
+from fedprotip.inference.routers import Vote
 from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.heads import Features, builder_of
 from fedprotip.models.state import full_state, load_state
 from fedprotip.models.steps import Inputs
@@ -46,6 +51,7 @@ BYTES_PER_PIXEL = 64
 """What answering an image takes at least, for each of its numbers: the image and a few maps of it."""
 DEEP = 1000
 """Layers that a backbone may have without a tensor for each of them."""
+DRAWS = (Tensor.normal_, Tensor.uniform_)
 MISFITS = (
     ArithmeticError,
     AssertionError,
@@ -102,7 +108,7 @@ class Predictor:
         """The probability of every class (n, L), in the order of `classes_`; arguments as for `predict`."""
         heard = self.hear(images)
         found = np.zeros((len(heard), len(self.classes_)), np.float32)
-        for members, part, routed in self._routed(heard, group, task):
+        for members, part, routed in self.routed(heard, group, task):
             found[members.numpy()] = self.inference.posterior(self.inference.joint(part, routed)).numpy()
         return found
 
@@ -110,7 +116,7 @@ class Predictor:
         """What is to be said about images that were heard; arguments as for `predict`."""
         names = [*self.plan.classes, ""]  # −1 is the last one
         answers: list[Answer | None] = [None] * len(heard)
-        for members, part, routed in self._routed(heard, group, task):
+        for members, part, routed in self.routed(heard, group, task):
             tasks = self.inference.tasks(part, routed).max(1)
             sure, strange = self.inference.sureness(part, routed), self.inference.strangeness(part)
             found = zip(members.tolist(), routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
@@ -121,26 +127,38 @@ class Predictor:
     def relevance(self, heard: Heard) -> Tensor | None:
         """Where images lie relative to the subspaces of the tasks, (n, T) from 0 to 1; None without subspaces (Eq. 11).
 
-        1 stands for the task whose subspace holds the largest part of an image's features.
+        1 stands for the task whose subspace holds the largest part of an image's features. That is often the first one,
+        which has the directions all images share; which task an image is like, `similarity` tells.
         """
         if RELEVANCE not in heard.evidence:
             return None
         found = heard.evidence[RELEVANCE].sqrt()
         return found / found.amax(1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
 
+    def similarity(self, heard: Heard) -> Tensor | None:
+        """How like those of each task the relevance of images is, (n, T) cosines (Eq. 12); None without subspaces."""
+        way = self.inference.ways.get(RELEVANCE)
+        if way is None or not isinstance(way.router, Vote):
+            return None
+        return way.router.cosine.similarity(heard.evidence[RELEVANCE].sqrt())
+
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Image files of any size as images (n, c, h, w) uint8, brought to shape as in training."""
         return as_pixels(list(paths), self.plan.pixels)
 
-    def _routed(self, heard: Heard, group: Group, task: int | None) -> Iterator[tuple[Tensor, Heard, Routed]]:
+    def routed(
+        self, heard: Heard, group: Group = None, task: int | None = None
+    ) -> Iterator[tuple[Tensor, Heard, Routed]]:
         """Places of samples that are answered at once, what was heard of them, and their tasks and labels."""
-        if task is not None and not 0 <= task < len(self.plan.tasks):
+        if task is not None and (not isinstance(task, int | np.integer) or not 0 <= task < len(self.plan.tasks)):
             raise UsageError(
-                f"task = {task}: tasks count from 0, and this run has learned {len(self.plan.tasks)} of them."
+                f"task = {task!r}: tasks count from 0, and this run has learned {len(self.plan.tasks)} of them."
             )
         if group is None or isinstance(group, bool):
-            yield torch.arange(len(heard)), heard, self._route(heard, bool(group), task)
+            yield torch.arange(len(heard)), heard, self.route(heard, bool(group), task)
             return
+        if not hasattr(group, "__len__") or isinstance(group, str):
+            raise UsageError(f"group = {group!r}: give True for all images, or a name for each of them.")
         if len(group) != len(heard):
             raise UsageError(f"group names {len(group)} images, and there are {len(heard)}; give a name for each.")
         members: dict[str | int, list[int]] = {}
@@ -148,10 +166,10 @@ class Predictor:
             members.setdefault(name, []).append(place)
         for places in map(torch.tensor, members.values()):
             part = heard.some(places)
-            yield places, part, self._route(part, True, task)
+            yield places, part, self.route(part, True, task)
 
-    def _route(self, heard: Heard, together: bool, task: int | None) -> Routed:
-        """Tasks and labels of all samples, in whatever mode."""
+    def route(self, heard: Heard, together: bool = False, task: int | None = None) -> Routed:
+        """Tasks and labels of all samples, each decided alone, all `together`, or of a known task."""
         inference, samples = self.inference, torch.arange(len(heard))
         if task is not None:
             tasks = torch.full((len(heard), len(self.plan.tasks)), -torch.inf)
@@ -170,10 +188,7 @@ class Predictor:
 
     def look(self, inputs: Inputs) -> Features:
         """What experts and routers are to see of images, or of what a frozen prefix made of them."""
-        if not self.inference.on_images:
-            return self.network.look(inputs)
-        assert isinstance(inputs, Tensor), "a method whose experts see images says `sees_images`"
-        return Features.none(inputs)
+        return self.inference.look(self.network, inputs)
 
     @torch.no_grad()
     def hear(self, images: Pictures) -> Heard:
@@ -236,7 +251,7 @@ def _put_together(run: RunFolder, plan: Plan, files: Iterable[str]) -> Predictor
     knowledge = {name: tensor.clone() for name, tensor in knowledge.items()}  # aligned like any other tensor
     check_knowledge(knowledge, plan, network)
     inference = assemble(plan.answering, network, knowledge, [task.classes for task in plan.tasks])
-    return Predictor(network, inference, plan)
+    return Predictor(network, inference.lean(), plan)
 
 
 def ask(folder: str | Path, images: Pictures, group: Group = None) -> list[Answer]:
@@ -251,11 +266,20 @@ def _filled(plan: Plan, weights: Tensors) -> Network:
     network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
     for index, task in enumerate(plan.tasks):
         network.add_head(task.classes, plan.seed, index)
+    if BIRTH in plan.answering.experts:
+        network.remember_birth(frozen_prefixes(plan.model, task=0))
     own = full_state(network)
     _refuse_another(plan, own, weights)
     check_model(own, weights)
     load_state(network, weights)
     return network.eval()
+
+
+class _Undrawn(TorchFunctionMode):
+    """Inside, tensors are not filled with random numbers. Those of no memory would import torch's compiler for it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if function in DRAWS else function(*args, **(kwargs or {}))
 
 
 def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
@@ -264,7 +288,7 @@ def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
     if plan.model.depth > max(DEEP, len(weights)) or heads > len(weights):
         raise ValueError(f"{heads} heads and model.depth = {plan.model.depth} for {len(weights)} tensors")
     build, backbone = builder_of(plan.model.name), None
-    with suppress(*MISFITS), ambient_stream(plan.seed, "init"), torch.device("meta"):
+    with suppress(*MISFITS), ambient_stream(plan.seed, "init"), torch.device("meta"), _Undrawn():
         backbone = build(plan.model, plan.pixels.shape)
     if backbone is not None:  # one of one's own may need real numbers
         own = {f"backbone.{name}": tensor for name, tensor in full_state(backbone).items()}

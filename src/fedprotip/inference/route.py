@@ -8,6 +8,9 @@ from torch import Tensor
 
 CHUNK = 2**17
 """Similarities that are held at a time, so that a thousand voters need no more memory than ten."""
+HEAVIEST, FEW = 4, 100
+"""How many times the samples of any other client one counts for, and how many are not told apart: as the defaults of
+training have it."""
 
 
 def references(moments: Tensor, sums: Tensor, samples: Tensor, bases: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -47,6 +50,16 @@ def relevance(energy: Tensor) -> Tensor:
     return energy.mean(0).sqrt()
 
 
+def believed(counts: Tensor) -> Tensor:
+    """Samples (K, T) behind the clients' references, of every task none more than `HEAVIEST` times any other's.
+
+    They are what a client says of itself. Up to `FEW` are not told apart: one client may be the only one with a task.
+    """
+    if len(counts) < 2:
+        return counts
+    return counts.minimum(HEAVIEST * counts.topk(2, dim=0).values[1].clamp_min(FEW))
+
+
 def fill_missing(references: Tensor, counts: Tensor) -> Tensor:
     """References (K, T, T) without gaps (NaN).
 
@@ -58,7 +71,7 @@ def fill_missing(references: Tensor, counts: Tensor) -> Tensor:
         counts: samples of each client and task (K, T), 0 where it has none.
     """
     known = ~references.isnan()
-    weights = counts[:, :, None] * known
+    weights = believed(counts)[:, :, None] * known
     squares = torch.where(known, references, 0.0).square()
     pooled = ((squares * weights).sum(0) / weights.sum(0).clamp_min(1)).sqrt()
     return torch.where(known, references, pooled)
@@ -83,6 +96,11 @@ class CosineRouter:
         unit = torch.nn.functional.normalize(self.references.to(relevance), dim=2)
         chunks = torch.nn.functional.normalize(relevance, dim=1).split(max(1, CHUNK // unit[:, 0].numel()))
         return torch.cat([self._votes(chunk, unit) for chunk in chunks])
+
+    def similarity(self, relevance: Tensor) -> Tensor:
+        """Eq. 12, the mean over all clients: (g, T) for relevance vectors (g, T)."""
+        unit = torch.nn.functional.normalize(self.references.to(relevance), dim=2)
+        return torch.nn.functional.normalize(relevance, dim=1) @ unit.mean(0).T
 
     def _votes(self, query: Tensor, unit: Tensor) -> Tensor:
         similarity = torch.einsum("gt,kst->gks", query, unit)  # Eq. 12, (g, K, T)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedprotip.inference.candidates import Candidates
-from fedprotip.inference.experts import RIDGE, SHARED, STATISTICS
+from fedprotip.inference.experts import BIRTH, BIRTH_SHARED, RIDGE, SHARED, STATISTICS
 from fedprotip.inference.parts import Context, Router, Seen, router
-from fedprotip.inference.route import CosineRouter, energies, fill_missing
+from fedprotip.inference.route import CosineRouter, believed, energies, fill_missing
 from fedprotip.seeds import numpy_stream
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.bank import SubspaceBank
@@ -68,7 +68,7 @@ class RelevanceGaussians(Router):
 @router("gaussian")
 def _gaussian(given: Context) -> Router:
     """Energies of all clients together: their mean, and their variance within and between clients."""
-    counts = given.knowledge["references/counts"].double()[:, :, None]
+    counts = believed(given.knowledge["references/counts"]).double()[:, :, None]
     values, variances = (given.knowledge[f"references/{part}"].double() for part in ("values", "variances"))
     known = ~values.isnan()
     total = (counts * known).sum(0)
@@ -103,6 +103,16 @@ def _statistics(given: Context) -> Router:
 @router(SHARED)
 def _shared(given: Context) -> Router:
     return ClassEvidence(given.candidates, SHARED)
+
+
+@router(BIRTH)
+def _birth(given: Context) -> Router:
+    return ClassEvidence(given.candidates, BIRTH)
+
+
+@router(BIRTH_SHARED)
+def _birth_shared(given: Context) -> Router:
+    return ClassEvidence(given.candidates, BIRTH_SHARED)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ with a few words. Groups that a method of one's own has are its own business.
 import torch
 from torch import Tensor
 
-from fedprotip.inference.calibration import BINS, MEASURES, SURE, TEMPERATURES
-from fedprotip.inference.experts import feature_map
-from fedprotip.inference.statistics import COUNTS, MOMENT, SKETCHES, SUMS
+from fedprotip.inference.calibration import BINS, MEASURES, SURE, TEMPERATURES, networks
+from fedprotip.inference.experts import BIRTH, feature_map
+from fedprotip.inference.statistics import GROUP
 from fedprotip.models import Network
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Plan
@@ -31,11 +31,13 @@ def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
     """What `inference/` reads of the knowledge of a run with this plan and this network."""
     features = network.features
     tasks, answers = len(plan.tasks), sum(len(task.classes) for task in plan.tasks)
-    if any(name.startswith("statistics/") for name in knowledge):
-        _check_statistics(knowledge, answers)
-        held = knowledge[SKETCHES].shape[1:]
+    for group, born in ((GROUP, False), (BIRTH, True)):
+        if not any(name.startswith(f"{group}/") for name in knowledge):
+            continue
+        _check_statistics(knowledge, group, answers)
+        held = knowledge[f"{group}/sketches"].shape[1:]
         for name, options in plan.answering.experts.items():
-            if "directions" in options:
+            if "directions" in options and bool(options.get("born", False)) == born:
                 how = feature_map(network, options)
                 if (how.out, how.columns) != held:
                     raise ValueError(f"the expert {name!r} needs sketches of {how.out} × {how.columns}, not {held}")
@@ -43,11 +45,14 @@ def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
         ways = len(plan.answering.tried)
         _shaped(knowledge, "calibration/loss", (ways, len(TEMPERATURES)))
         _shaped(knowledge, "calibration/right", (ways,))
-        if "calibration/asked" in knowledge:  # neither is in run folders of older versions
+        if "calibration/asked" in knowledge:  # none of three is in run folders of older versions
             _shaped(knowledge, "calibration/asked", (1,))
         if "calibration/hits" in knowledge:
             _shaped(knowledge, "calibration/hits", (ways, len(TEMPERATURES), 2, SURE))
-        if (_shaped(knowledge, "calibration/distances", (len(MEASURES), BINS)) < 0).any():
+        if "calibration/apart" in knowledge:
+            _shaped(knowledge, "calibration/apart", (ways, ways))
+        rows = len(networks(plan.answering)) * len(MEASURES)
+        if (_shaped(knowledge, "calibration/distances", (rows, BINS)) < 0).any():
             raise ValueError("calibration/distances has negative counts")
     routing = sorted(name for name in knowledge if name.startswith("subspaces/routing/"))
     if routing and len(routing) != tasks:
@@ -65,17 +70,16 @@ def check_knowledge(knowledge: Tensors, plan: Plan, network: Network) -> None:
                 raise ValueError(f"{name} has negative numbers")
 
 
-def _check_statistics(knowledge: Tensors, answers: int) -> None:
-    sums = _shaped(knowledge, SUMS, (answers, -1))
+def _check_statistics(knowledge: Tensors, group: str, answers: int) -> None:
+    sums = _shaped(knowledge, f"{group}/sums", (answers, -1))
     width = sums.shape[1]
-    counts, moment = (
-        _shaped(knowledge, name, shape) for name, shape in ((COUNTS, (answers,)), (MOMENT, (width * (width + 1) // 2,)))
-    )
-    _shaped(knowledge, SKETCHES, (answers, width, -1))
+    counts = _shaped(knowledge, f"{group}/counts", (answers,))
+    moment = _shaped(knowledge, f"{group}/moment", (width * (width + 1) // 2,))
+    _shaped(knowledge, f"{group}/sketches", (answers, width, -1))
     if {tensor.dtype for tensor in (sums, counts, moment)} != {torch.float64}:
         raise ValueError("statistics are not float64")
     if (counts < 0).any():
-        raise ValueError(f"{COUNTS} are negative")
+        raise ValueError(f"{group}/counts are negative")
 
 
 def _shaped(knowledge: Tensors, name: str, shape: tuple[int, ...], gaps: bool = False) -> Tensor:

@@ -17,7 +17,9 @@ from fedprotip.seeds import torch_stream
 from fedprotip.store.files import Tensors
 from fedprotip.subspace.basis import SPARE, leading_range
 
-COUNTS, SUMS, MOMENT, SKETCHES = (f"statistics/{part}" for part in ("counts", "sums", "moment", "sketches"))
+GROUP = "statistics"
+PARTS = ("counts", "sums", "moment", "sketches")
+COUNTS, SUMS, MOMENT, SKETCHES = (f"{GROUP}/{part}" for part in PARTS)
 """In the knowledge: (C,), (C, M), the packed second moment and (C, M, k); a row per class of every task so far."""
 
 
@@ -123,11 +125,10 @@ class Sums:
         return max(int(self.counts.sum()) - int(self.seen.sum()), 1)
 
 
-def recall(knowledge: Tensors) -> Sums:
-    """All statistics so far."""
-    sums = knowledge[SUMS]
-    moment = unpack(knowledge[MOMENT], sums.shape[1])
-    return Sums(knowledge[COUNTS], sums, moment, knowledge[SKETCHES].double())
+def recall(knowledge: Tensors, group: str = GROUP) -> Sums:
+    """All statistics so far, of the network as it is or of another group."""
+    counts, sums, moment, sketches = (knowledge[f"{group}/{part}"] for part in PARTS)
+    return Sums(counts, sums, unpack(moment, sums.shape[1]), sketches.double())
 
 
 def oas(covariance: Tensor, samples: int) -> float:
@@ -182,7 +183,7 @@ class Own:
             return distances
         flat = self.gains.permute(1, 0, 2).flatten(1)  # (d, C·r)
         along = (whitened @ flat).unflatten(1, self.gains.shape[::2]) - torch.einsum("cd,cdr->cr", centres, self.gains)
-        return distances - along.square().sum(2) + self.volume
+        return distances - along.to(distances).square().sum(2) + self.volume
 
 
 def _whitening(sums: Sums, shrinkage: float | None, least: float) -> tuple[Tensor, float]:
@@ -238,9 +239,13 @@ class Gaussians:
         return features.float().cpu() @ self.whitening
 
     def log_densities(self, features: Tensor) -> Tensor:
-        """log N(a; μ_c, Σ_c) for features (n, d), without the constant; −∞ for a class without statistics."""
-        whitened = self.whiten(features)
-        distances = whitened.square().sum(1)[:, None] - 2 * whitened @ self.centres.T + self.centres.square().sum(1)
+        """log N(a; μ_c, Σ_c) for features (n, d), without the constant; −∞ for a class without statistics.
+
+        In float64: distances to all classes are large, and only their differences count.
+        """
+        whitened, centres = self.whiten(features), self.centres.double()
+        far = whitened.double()
+        distances = far.square().sum(1)[:, None] - 2 * far @ centres.T + centres.square().sum(1)
         distances = self.own.corrected(distances.clamp_min(0), whitened, self.centres)
         return torch.where(self.seen, -0.5 * distances, -torch.inf)
 
@@ -282,7 +287,7 @@ class FeatureMap:
 
     The signed root of the features; then relu(aR) with a seeded random R (d, M), so that sums see more than linear
     features; M = 0: without. Only seed and sizes travel: every machine draws the same R and Ω. `final`: of the final
-    features alone, without those of earlier stages.
+    features alone, without those of earlier stages. `born`: of the network at birth, before any training.
     """
 
     d: int
@@ -291,6 +296,7 @@ class FeatureMap:
     root: bool = False
     columns: int = 0
     final: bool = False
+    born: bool = False
 
     @property
     def out(self) -> int:
@@ -298,6 +304,9 @@ class FeatureMap:
 
     def see(self, features: Features) -> Tensor:
         """What a backbone makes of images, mapped."""
+        if self.born:
+            assert features.newborn is not None, "whoever looks asks for it"
+            return self(features.newborn)
         return self(features.final if self.final else features.stacked)
 
     def __call__(self, features: Tensor) -> Tensor:

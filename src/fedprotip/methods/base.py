@@ -66,6 +66,8 @@ class Method:
     """Whether `loss` needs the images themselves; then a frozen prefix runs every time."""
     remembers: ClassVar[bool] = False
     """Whether clients need the model of the last task beside the current one (`local.before`)."""
+    remembers_birth: bool = False
+    """Whether the backbone as it was before any training is kept beside the one that learns (`network.newborn`)."""
     protects: ClassVar[bool] = False
     """Whether it keeps updates out of subspaces (`TaskView.projectors`), so that their geometry can be measured."""
     state: tuple[Kept, ...] = ()
@@ -80,6 +82,8 @@ class Method:
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):
             raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")
+        if any(one.name == Training.name and not isinstance(one, Training) for one in self.exchanges):
+            raise ValueError(f"{self.name}: {Training.name!r} is for what derives from Training")
         if settings.method.secure_noise and not settings.method.secure:
             raise UsageError("method.secure_noise is noise on secure sums; it needs method.secure = true.")
         if settings.method.secure:

@@ -15,6 +15,7 @@ from fedprotip.store.events import Event
 
 if TYPE_CHECKING:
     from fedprotip.methods.local import Local
+    from fedprotip.methods.parts.consensus import Consensus
     from fedprotip.methods.site import Site
 
 When = Literal["begin", "round", "end"]
@@ -54,6 +55,9 @@ class Exchange:
     """Whether replies say how many samples (`samples`) a client has of the task: those with any are present in it."""
     replaces: bool = False
     """Whether what clients are told makes void what this exchange told before in the task: they get the newest."""
+    settles: bool = True
+    """At the end of a task: whether the model of the last round travels as it is from here on, and W^(t,0) is
+    forgotten, because what clients are told changes the bases that coordinates of its change refer to."""
 
     in_clear: bool = False
     """Whether replies say nothing about samples and may be seen one by one with `method.secure` too."""
@@ -98,6 +102,10 @@ class Exchange:
     def effort(self, message: Message, site: "Site", sender: Sender) -> float:
         """How much work stands behind a reply; sizes may grow in proportion to it."""
         return 1.0
+
+    def consensus(self, site: "Site") -> "Consensus | None":
+        """What most replies say, by which those that contradict it are left out; None: nothing is compared so."""
+        return None
 
     def weight(self, message: Message, site: "Site") -> float:
         """The weight of a reply in a mean or a sum."""

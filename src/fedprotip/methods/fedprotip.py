@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.experts import HEADS, STATISTICS
+from fedprotip.inference.experts import BIRTH, HEADS, STATISTICS
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.constraint import Constraint
 from fedprotip.methods.exchange import Exchange
@@ -20,12 +20,13 @@ from fedprotip.methods.parts.projection import ProjectGradient, ProjectUpdate, l
 from fedprotip.methods.parts.protection import SUBSPACES, Protection, protection, ranks
 from fedprotip.methods.parts.robust import is_robust
 from fedprotip.methods.parts.sketches import SketchedBases
+from fedprotip.methods.parts.wear import LEFT
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Knowledge
 from fedprotip.settings import MethodSettings, Settings
 from fedprotip.stream.plan import Answering, Options, WayPlan
 
-RouterName = Literal["auto", "cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused"]
+RouterName = Literal["auto", "cosine", "gaussian", "statistics", "shared", "statistics-heads", "fused", "birth"]
 BOTH = ("statistics-heads", "fused")
 """Ways in which class statistics choose a head, or weigh all of them."""
 
@@ -72,12 +73,18 @@ class FedProTIPOptions(MethodSettings):
     statistics: bool = Field(
         True, description="Clients send class statistics at the end of a task; all routers but the first two need them."
     )
+    birth: bool = Field(
+        True,
+        description="With router = 'auto' and samples held back: class statistics of the network before any training "
+        "too, which answer where training did not pay; that network is kept.",
+    )
     router: RouterName = Field(
         "auto",
         description="How the task is found. auto: the way that is right most often about samples that clients held "
-        "back; without any: statistics, or cosine where there are none. cosine and vote (Eq. 12); gaussian likelihood "
-        "of the relevance; class statistics, which answer themselves or choose a head; fused: p(task) by statistics, "
-        "p(class) by heads; shared, for domains: statistics of a class in all domains together.",
+        "back; without any: birth if it is kept, else statistics, or cosine where there are none. cosine and vote "
+        "(Eq. 12); gaussian likelihood of the relevance; class statistics, which answer themselves or choose a head; "
+        "fused: p(task) by statistics, p(class) by heads; shared, for domains: statistics of a class in all domains "
+        "together; birth: statistics of the network before any training.",
     )
     voters: int = Field(0, ge=0, description="Clients that vote on the task of a sample; 0: all.")
 
@@ -135,9 +142,13 @@ class FedProTIP(Method):
         assert isinstance(settings.method, FedProTIPOptions)
         self.options = settings.method
         self.calibrates = self.options.statistics and settings.clients.held_back > 0
+        evident = self.options.router == "auto" and self.calibrates  # else nobody would ever choose it
+        self.remembers_birth = self.options.router == BIRTH or (evident and self.options.birth)
         self.state = (
             SUBSPACES,
+            LEFT,
             statistics.kept(shared=self.calibrates),
+            *([statistics.kept(self.calibrates, BIRTH)] if self.remembers_birth else []),
             MOMENTS,
             *references.STATE,
             CALIBRATION,
@@ -163,15 +174,15 @@ class FedProTIP(Method):
             )
 
     def at_end(self) -> Sequence[Exchange]:
-        """Extract → merge → broadcast → refer (section 4.4); statistics first, calibration last."""
+        """Statistics and calibration, while W^(t,0) is known; extract → merge → broadcast → refer (section 4.4)."""
         options, settings = self.options, self.settings
-        told = [statistics.Statistics(settings, tells=self.calibrates)]
+        told = [statistics.Statistics(settings, self.calibrates, born=born) for born in self._ages()]
         asked = [Calibrating(self._by_statistics(), settings.train, options.secure)]
         return (
-            *(told if options.statistics else []),
+            *told,
+            *(asked if self.calibrates else []),
             SketchedBases(options, settings) if options.merge == "sketch" else Bases(options, settings),
             references.SharedReferences() if options.secure else references.References(),
-            *(asked if self.calibrates else []),
         )
 
     # Training: Eq. 4–5
@@ -220,12 +231,17 @@ class FedProTIP(Method):
         own = super().answering()
         if not self.options.statistics:
             return own
-        told = statistics.answering(self.settings)
+        told = [statistics.answering(self.settings, born) for born in self._ages()]
         both = {name: WayPlan(router=STATISTICS, expert=HEADS, hard=name != "fused") for name in BOTH}
-        ways = told.ways | both
+        experts = {name: options for one in told for name, options in one.experts.items()}
+        ways = {name: way for one in told for name, way in one.ways.items()} | both
         chosen = self.options.router if self.options.router in ways else STATISTICS
         auto = self.options.router == "auto"
-        return Answering(experts=own.experts | told.experts, ways=ways, chosen=chosen, tried=tuple(ways), auto=auto)
+        return Answering(experts=own.experts | experts, ways=ways, chosen=chosen, tried=tuple(ways), auto=auto)
+
+    def _ages(self) -> tuple[bool, ...]:
+        """Networks that class statistics are of, that at birth (True) first: it is the simplest."""
+        return ((True,) if self.remembers_birth else ()) + ((False,) if self.options.statistics else ())
 
     def ranks(self, known: Knowledge) -> tuple[dict[str, int], dict[str, int]]:
         return ranks(known)

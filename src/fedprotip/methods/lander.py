@@ -31,6 +31,8 @@ from fedprotip.settings import PathText, Settings
 TEXT, MAPPING = "text", "mapping"
 SHARE = 10
 """Images of a round that share a layer of noise."""
+CLIP = 512
+"""Numbers of the embeddings to which `radius` and `scale` belong."""
 LARGE = 64
 """Images with longer sides are made in four doublings instead of two."""
 LOOKS, LOOKS_LR = (0.5, 0.2), 0.01
@@ -50,9 +52,19 @@ class LanderOptions(SynthesisOptions):
     prompt: str = Field(
         "A photo of a {}", description="What the sentence encoder is given, with the name of a class for {}."
     )
+    alike: float = Field(
+        0.78,
+        ge=0,
+        lt=1,
+        description="Cosine of any two random directions; at 0.78 they are as far apart as CLIP's, to which radius "
+        "belongs.",
+    )
     dim: int = Field(512, ge=1, le=10**5, description="Numbers of an embedding (the sentence encoder: 384).")
     scale: float = Field(
-        9.7, ge=0, description="Length of every embedding; CLIP's are 9.7 long, which radius belongs to. 0: as given."
+        9.7,
+        ge=0,
+        description="Length of an embedding of 512 numbers, as CLIP's are; one of d numbers is √(d/512) times as long, "
+        "so that radius means the same. 0: as given.",
     )
     radius: float = Field(
         0.015, ge=0, description="r: mean squared distance from its anchor within which nothing pulls."
@@ -94,8 +106,9 @@ class Anchors(Exchange):
         elif options.surrogate == "text":
             vectors = text.encoded(names, options.dim, options.prompt)
         else:
-            vectors = text.lengthened(text.directions(names, options.dim), 1.0)
-        return text.lengthened(vectors, options.scale) if options.scale else vectors
+            vectors = text.directions(names, options.dim, options.alike)
+        length = options.scale * math.sqrt(options.dim / CLIP)
+        return text.lengthened(vectors, length) if length else vectors
 
 
 def beyond(mapped: Tensor, anchors: Tensor, radius: float) -> Tensor:

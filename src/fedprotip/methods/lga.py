@@ -6,6 +6,7 @@ harder, weights count less in early tasks and stay within bounds, and both terms
 at noisy copies of its images' features: one lucky prototype does not decide.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -70,6 +71,15 @@ class LGA(Transitions):
         assert isinstance(settings.method, LGAOptions)
         self.ignored = settings.method.ignored
         super().__init__(settings)
+
+    def cautions(self) -> Sequence[str]:
+        rounds = self.settings.train.rounds
+        if self.ignored < rounds:
+            return ()
+        return (
+            f"LGA's server compares no models: method.ignored = {self.ignored} leaves none of train.rounds = {rounds}, "
+            f"so the last model of a task counts as its best; choose method.ignored below {rounds}.",
+        )
 
     def loss(self, local: Local, inputs: Inputs, labels: Tensor) -> Tensor:
         """λ·(mean w·BCE(z, y) + mean w·BCE(z, y with what the old model says))."""

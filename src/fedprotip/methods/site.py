@@ -14,6 +14,7 @@ from fedprotip.messages import Spec
 from fedprotip.methods.state import Knowledge
 from fedprotip.methods.wire import TaskView, Wire
 from fedprotip.models import Network
+from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
 from fedprotip.seeds import ambient_stream
 from fedprotip.settings import Settings
@@ -49,6 +50,8 @@ class Site:
         self.known = Knowledge(method.state)
         with ambient_stream(settings.run.seed, "extras"):
             network.add_extras(method.networks(self))
+        if method.remembers_birth:
+            network.remember_birth(frozen_prefixes(settings.model, task=0))
         self.task = -1
         self.view = TaskView()
         self.start: Tensors = {}  # W^(t,0) of what travels as a change since then, or is remembered
@@ -57,7 +60,7 @@ class Site:
         self.most = math.inf  # at the server: samples of this task that any client counts for at most
         self.on_progress: OnProgress = lambda what, done, total: None  # told how far a long step of the server is
         self._before: Network | None = None
-        self._positive: tuple[int, bool] | None = None
+        self._positive: dict[bool, tuple[int, bool]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -122,16 +125,17 @@ class Site:
             return self.news.get(name)
         return tensor_of(self.network, name).detach().cpu()
 
-    def positive_features(self) -> bool:
+    def positive_features(self, born: bool = False) -> bool:
         """Whether no feature can be negative, as after a ReLU: found by a few images of noise, once in a task."""
-        if self._positive is None or self._positive[0] != self.task:
-            noise = torch.randn(16, *self.image_shape, generator=torch.Generator().manual_seed(0))
+        if self._positive.get(born, (-1,))[0] != self.task:
+            noise = torch.randn(16, *self.image_shape, generator=torch.Generator().manual_seed(0)).to(self.device)
             mode = self.network.training
             with torch.no_grad():
-                features = self.network.eval().look(noise.to(self.device)).stacked
+                network = self.network.eval()
+                features = network.look_at_birth(noise) if born else network.look(noise).stacked
             self.network.train(mode)
-            self._positive = self.task, bool((features >= 0).all())
-        return self._positive[1]
+            self._positive[born] = self.task, bool((features >= 0).all())
+        return self._positive[born][1]
 
     def settle(self) -> None:
         """The last round is over: what moved travels as it is from now on, for its coordinates end with its bases."""

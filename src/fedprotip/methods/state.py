@@ -88,9 +88,18 @@ class Knowledge(dict[str, Tensor]):
             )
         super().__setitem__(name, self.declared[group].canonical(rest, tensor))
 
-    def update(self, *entries: Any, **named: Tensor) -> None:  # dict's own would pass by __setitem__
+    def update(self, *entries: Any, **named: Tensor) -> None:  # dict's own and those below would pass by __setitem__
         for name, tensor in dict(*entries, **named).items():
             self[name] = tensor
+
+    def __ior__(self, entries: Any) -> "Knowledge":  # type: ignore[override, misc]
+        self.update(entries)
+        return self
+
+    def setdefault(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self:
+            self[name] = tensor
+        return self[name]
 
     def groups(self, where: Where | None = None) -> dict[str, Tensors]:
         """Group → its entries under their full names; those of one place only, if given."""

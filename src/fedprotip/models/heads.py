@@ -64,6 +64,7 @@ class Features:
     final: Tensor  # (n, d): what heads and routing see
     stacked: Tensor  # (n, D): what class statistics see: pooled outputs of earlier stages, then the final ones
     images: Tensor | None = None  # (n, c, h, w): for experts that see images only; then there are no features
+    newborn: Tensor | None = None  # (n, D): `stacked` as the network at birth has it, where somebody asked for it
 
     def __len__(self) -> int:
         return len(self.final)
@@ -71,9 +72,13 @@ class Features:
     @classmethod
     def joined(cls, parts: Sequence["Features"]) -> "Features":
         """Of several batches, one after another."""
-        images = [part.images for part in parts if part.images is not None]
+
+        def cat(name: str) -> Tensor | None:
+            found = [value for part in parts if (value := getattr(part, name)) is not None]
+            return torch.cat(found) if found else None
+
         final, stacked = (torch.cat([getattr(part, name) for part in parts]) for name in ("final", "stacked"))
-        return cls(final, stacked, torch.cat(images) if images else None)
+        return cls(final, stacked, cat("images"), cat("newborn"))
 
     @classmethod
     def none(cls, images: Tensor) -> "Features":
@@ -88,6 +93,7 @@ class Network(nn.Module):
     def __init__(self, backbone: nn.Module, features: int, shared_head: bool, taps: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.backbone = backbone
+        self.newborn: nn.Module | None = None
         self.features = features
         self.taps = taps  # steps after which `look` pools
         self.stacked = self.first = features  # D, with what `look` adds; and how many of them come first
@@ -133,23 +139,51 @@ class Network(nn.Module):
 
     def embed(self, inputs: Inputs) -> Tensor:
         """Features (n, d) of images, or of what a frozen prefix has made of them already."""
-        if isinstance(inputs, Hidden):
-            return run_steps(self.backbone, inputs.values, inputs.steps)
-        return self.backbone(inputs)
+        return _run(self.backbone, inputs)
 
-    def look(self, inputs: Inputs) -> Features:
-        """Features, and pooled outputs of the stages before them."""
+    def look(self, inputs: Inputs, newborn: bool = False) -> Features:
+        """Features, and pooled outputs of the stages before them; with `newborn` those of the network at birth too."""
+        final, stacked = self._stack(self.backbone, inputs)
+        return Features(final, stacked, newborn=self.look_at_birth(inputs) if newborn else None)
+
+    def look_at_birth(self, inputs: Inputs) -> Tensor:
+        """`stacked` as the network had it before any training, (n, D)."""
+        assert self.newborn is not None, "who asks for it says so when the network is made"
+        return self._stack(self.newborn, inputs)[1]
+
+    def remember_birth(self, frozen: tuple[str, ...] = ()) -> None:
+        """Keep the backbone as it is now beside the one that learns; what is `frozen` (by prefix) is there once."""
+        if self.newborn is not None:
+            return
+        named = (*self.backbone.named_parameters(), *self.backbone.named_buffers())
+        still = {id(tensor): tensor for name, tensor in named if name.startswith(frozen)} if frozen else {}
+        self.newborn = deepcopy(self.backbone, dict(still)).requires_grad_(False).eval()
+
+    def changed_since_birth(self) -> set[str]:
+        """Parameters of the backbone that may differ from those at birth; none where nobody remembers them."""
+        born = dict(self.newborn.named_parameters()) if self.newborn is not None else {}
+        own = dict(self.backbone.named_parameters())
+        return {name for name, parameter in born.items() if parameter is not own[name]}
+
+    def _stack(self, backbone: nn.Module, inputs: Inputs) -> tuple[Tensor, Tensor]:
         if not self.taps:
-            final = self.embed(inputs)
-            return Features(final, final)
-        hidden = advance(self.backbone, inputs, len(steps_of(self.backbone)), self.taps)
+            final = _run(backbone, inputs)
+            return final, final
+        hidden = advance(backbone, inputs, len(steps_of(backbone)), self.taps)
         assert hidden.pooled is not None
-        return Features(hidden.values, torch.cat([hidden.pooled, hidden.values], 1))
+        return hidden.values, torch.cat([hidden.pooled, hidden.values], 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of all heads, one after another (n, ΣC_t)."""
         features = self.embed(images)
         return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def _run(backbone: nn.Module, inputs: Inputs) -> Tensor:
+    if isinstance(inputs, Hidden):
+        return run_steps(backbone, inputs.values, inputs.steps)
+    found: Tensor = backbone(inputs)
+    return found
 
 
 def build_network(settings: Settings, image_shape: tuple[int, int, int], routes: bool) -> Network:

@@ -37,5 +37,11 @@ def moving_norms(backbone: nn.Module, settings: ModelSettings, task: int) -> lis
     return [name for name, _ in _norms(backbone) if not f"{name}.".startswith(frozen)]
 
 
+def fresh_norms(backbone: nn.Module, settings: ModelSettings, task: int) -> bool:
+    """Whether a norm layer that is to follow the data in `task` has not seen any yet: all its means are 0 then."""
+    norms = moving_norms(backbone, settings, task)
+    return any(not backbone.get_buffer(f"{norm}.running_mean").any() for norm in norms)
+
+
 def _norms(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((n, m) for n, m in backbone.named_modules() if isinstance(m, _NormBase) and m.track_running_stats)

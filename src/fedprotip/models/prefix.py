@@ -36,6 +36,7 @@ def still_prefix(network: Network, settings: Settings, task: int) -> int:
     """Steps at the beginning of the backbone that stand still in a task: no parameter moves, no statistic."""
     moving = {name for name, parameter in network.backbone.named_parameters() if parameter.requires_grad}
     moving |= {f"{norm}." for norm in moving_norms(network.backbone, settings.model, task)}
+    moving |= network.changed_since_birth()  # the network at birth goes on from the same rows
     return still_steps(network.backbone, moving)
 
 

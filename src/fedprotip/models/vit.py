@@ -111,7 +111,7 @@ class VisionTransformer(nn.Module):
         if images.shape[2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         patches = self.patch_embed(images)
-        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
+        return torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
 
     def _class_token(self, x: Tensor) -> Tensor:
         return self.norm(x)[:, 0]

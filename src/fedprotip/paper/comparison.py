@@ -20,8 +20,8 @@ HEADINGS = ("row", "metric", "mode", "part", "ours", "std", "seeds", "paper", "p
 
 GLANCE = (
     "Accuracy % (forgetting) [published]; samples that all clients keep of the past; a client's MiB per task, by kind, "
-    "from 0.005 on; seconds of learning, without evaluation. Ratios are to FedAvg with the same seed under the same "
-    "conditions."
+    "from 0.005 on; seconds of learning, without evaluation, of the processor, or by the clock (wall) where cells know "
+    "no other. Ratios are to FedAvg with the same seed under the same conditions."
 )
 
 
@@ -58,6 +58,7 @@ class Outcome:
     waiting: dict[str, str]  # row → why it was not run
     notes: list[str]  # what a reader must know about the rows
     costs: dict[str, Cost]  # row → what it costs
+    outdated: dict[str, str]  # file of a cell → what its row says otherwise today
 
 
 def markdown(outcome: Outcome) -> str:
@@ -79,6 +80,7 @@ def markdown(outcome: Outcome) -> str:
     protocols = dict.fromkeys((line.row, line.protocol) for line in outcome.lines if line.protocol)
     text += _section("Protocol of the published numbers", [f"{row}: {protocol}" for row, protocol in protocols])
     text += _section("Commands", [f"{row}: `{command}`" for row, all_ in outcome.runs.items() for command in all_])
+    text += _section("Outdated", [f"{file}: {changed}" for file, changed in outcome.outdated.items()])
     text += _section("Not run", [f"{row}: {why}" for row, why in outcome.waiting.items()])
     return "\n".join(text) + "\n"
 

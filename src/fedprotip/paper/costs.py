@@ -35,7 +35,8 @@ class Cost:
     samples: Mapping[str, Stat]  # "raw", "synthetic" → kept of the past, all clients together
     sent: Mapping[str, float]  # kind → MiB that a client sends in a task
     received: Mapping[str, float]
-    seconds: Stat  # of learning
+    seconds: Stat  # of learning: of the processor, or
+    wall: bool  # by the clock, where some cell knows no other
     times: Stat  # the same, as a multiple of FedAvg's
     memory: Stat  # peak while learning, as a multiple of FedAvg's
     way: Number  # from FedAvg to joint training, %, one sample at a time
@@ -58,8 +59,9 @@ def _cost(
         samples={kind: Stat.of(cell.summary.samples.get(kind, 0) for cell in found) for kind in kinds},
         sent=_traffic(found, "up"),
         received=_traffic(found, "down"),
-        seconds=Stat.of(map(_seconds, found)),
-        times=Stat.of(_ratio(_seconds(cell), _seconds(base) if base else None) for cell, base in pairs),
+        seconds=Stat.of(_seconds(cell, all(map(_timed, found))) for cell in found),
+        wall=not all(map(_timed, found)),
+        times=Stat.of(_slower(cell, base) if base else None for cell, base in pairs),
         memory=Stat.of(_ratio(_peak(cell), _peak(base) if base else None) for cell, base in pairs),
         way=_way(found, cells),
     )
@@ -75,8 +77,19 @@ def _conditions(cell: FinishedCell) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _seconds(cell: FinishedCell) -> float:
-    return sum(cell.summary.seconds.get(phase, 0.0) for phase in LEARNING)
+def _timed(cell: FinishedCell) -> bool:
+    """Whether the processor time of all of a run is known: clients in other processes have their own."""
+    return bool(cell.summary.cpu_seconds) and cell.settings["run"]["engine"] == "local"
+
+
+def _seconds(cell: FinishedCell, cpu: bool) -> float:
+    spent = cell.summary.cpu_seconds if cpu else cell.summary.seconds
+    return sum(spent.get(phase, 0.0) for phase in LEARNING)
+
+
+def _slower(cell: FinishedCell, base: FinishedCell) -> float | None:
+    cpu = _timed(cell) and _timed(base)
+    return _ratio(_seconds(cell, cpu), _seconds(base, cpu))
 
 
 def _peak(cell: FinishedCell) -> float | None:
@@ -126,7 +139,8 @@ def columns(cost: Cost | None) -> list[str]:
     kept = ", ".join(f"{stat.mean or 0:,.0f} {kind}" for kind, stat in cost.samples.items())
     times, memory = (number(stat.mean, 2) for stat in (cost.times, cost.memory))
     way = "–" if cost.way is None else f"{number(cost.way, 0)} %"
-    return [way, kept or "none", _mib(cost.sent), _mib(cost.received), number(cost.seconds.mean, 0), times, memory]
+    seconds = number(cost.seconds.mean, 0) + (" (wall)" if cost.wall else "")
+    return [way, kept or "none", _mib(cost.sent), _mib(cost.received), seconds, times, memory]
 
 
 HEADINGS = ["way to joint", "samples kept", "sent, MiB", "received, MiB", "seconds", "× FedAvg", "memory × FedAvg"]

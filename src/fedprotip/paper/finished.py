@@ -1,13 +1,31 @@
 """A finished cell of `fedprotip reproduce`: what is kept of a run, small, and enough for every table and figure."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedprotip import settings as settings_file
+from fedprotip.errors import RunError, UsageError
+from fedprotip.settings import Settings, layered
 from fedprotip.store.folder import GEOMETRY, MEMORY, RunFolder
 from fedprotip.store.records import Number, Part, Record, read_ledger, read_record
 from fedprotip.store.results import Geometry, Memory, Summary
 
 BULKY = ("matrix", "confusion")
+FORMER = {
+    "clients": {"held_back": 0.0},
+    "model": {"stages": []},
+    "train": {"head_start": "random", "fall": "none"},
+    "statistics": {"root": False, "directions": 0},
+    "method": {
+        "budget": "none",
+        "birth": False,
+        "per_image": 1,  # as many images as columns
+        "alike": 0.0,
+    },
+}
+"""What was done before a setting was there, where it is not what its default does. Whoever adds such a setting adds a
+line: a cell that lacks it was made so."""
 
 
 class GeometryMeans(Part):
@@ -49,6 +67,31 @@ class FinishedCell(Record):
     row: str
     seed: int
     command: str
+
+
+def read_cell(path: Path) -> FinishedCell:
+    """A finished cell with all settings of today, those that it lacks as they were then."""
+    try:
+        cell = read_record(FinishedCell, path)
+    except RunError as error:
+        raise RunError(f"{str(error).removesuffix('.')}; remove it and it is made again.") from None
+    try:
+        return cell.model_copy(update={"settings": as_then(cell.settings).model_dump(mode="json")})
+    except UsageError:  # a setting that this version no longer has
+        return cell
+
+
+def as_then(settings: Mapping[str, Any]) -> Settings:
+    """Settings that were written down by this version or one before it."""
+    return settings_file.load(layered(FORMER, settings))
+
+
+def by_key(settings: Settings) -> dict[str, Any]:
+    """All settings; what this run never asks for is off."""
+    flat = {f"{section}.{key}": value for section, part in settings.model_dump().items() for key, value in part.items()}
+    if flat.get("method.birth") and flat["method.router"] not in ("auto", "birth"):
+        flat["method.birth"] = False
+    return flat
 
 
 def _traffic(ledger: Path, tasks: int) -> dict[str, list[float]]:

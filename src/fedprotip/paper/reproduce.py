@@ -6,13 +6,17 @@
 
 A finished run is RESULTS/<table>/<scale>/<row>-s<seed>.json; its run folder is RUNS/<table>/<scale>/<row>-s<seed>.
 A changed setting makes a row of its own, <row>+<key>-<value>, except what only says where and how fast it runs.
+A cell is outdated when its row says other settings today: it is shown apart, and run again with --redo.
 """
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,25 +25,26 @@ from matplotlib.figure import Figure
 from fedprotip import settings as settings_file
 from fedprotip.api import check
 from fedprotip.cells import Cell, run_cells
-from fedprotip.errors import RunError, UsageError, nearest
+from fedprotip.errors import UsageError, nearest
 from fedprotip.paper import comparison as report
 from fedprotip.paper.anchors import GAIN, ROUTING_AT_END, Published, figures, find
 from fedprotip.paper.comparison import Line, Outcome
 from fedprotip.paper.costs import costs
-from fedprotip.paper.finished import CellSummary, FinishedCell
+from fedprotip.paper.finished import CellSummary, FinishedCell, as_then, by_key, read_cell
 from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
 from fedprotip.paper.rows import SCALES, Row
-from fedprotip.paper.verdicts import judge
+from fedprotip.paper.verdicts import judge, shown
 from fedprotip.report.gains import Measured, trained_minus_frozen
 from fedprotip.report.style import png
 from fedprotip.report.tables import QUIET, Stat
 from fedprotip.settings import Settings
 from fedprotip.store.events import Observer
 from fedprotip.store.files import write_atomic
-from fedprotip.store.folder import RunFolder
-from fedprotip.store.records import read_record
+from fedprotip.store.folder import RunFolder, is_run
 
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
+OUTDATED = " (outdated)"
+"""After the name of a row: cells that were made with other settings than the row has today."""
 SAME_ROW = QUIET | {"clients.workers", "model.weights"}
 """Settings that do not make another row: where things are, and how fast it goes (clients.workers: in older cells)."""
 SHOWN = {"fig2": ("rho", "beta"), "fig6": ("hours", "memory"), "fig7": ("memory",)}
@@ -65,6 +70,11 @@ class Plan:
     cells: list[Cell]  # not finished yet
     commands: dict[str, str]  # name of a cell → the command that makes it
     skipped: dict[str, str]  # row → why it is left out
+    outdated: dict[str, str]  # name of a cell → in what it was made otherwise than it would be now
+
+    def place(self, cell: Cell) -> Path:
+        """The run folder of a cell."""
+        return self.runs / self.protocol.name / self.scale / cell.name
 
 
 def overview(scale: str, results: Path = RESULTS) -> list[dict[str, Any]]:
@@ -92,20 +102,22 @@ def make_plan(
     overrides: Sequence[str] = (),
     results: Path = RESULTS,
     runs: Path = RUNS,
+    redo: bool = False,
 ) -> Plan:
-    """Which cells are missing, all of them checked before the first one starts.
+    """Which cells are missing, all of them checked before the first one starts; outdated ones are named.
 
     Args:
         seeds: how many; 3 means 0, 1 and 2.
         only: names of rows, or patterns such as "cifar100-*"; empty: all that can run.
         overrides: assignments such as "train.rounds=5" on top of every row.
+        redo: run outdated cells again; they and their run folders are replaced.
     """
     if scale not in SCALES:
         raise UsageError(f"--scale {scale!r} is not a scale; {nearest(scale, SCALES)}.")
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} runs nothing; the nearest valid value is 1.")
     known = protocol(name)
-    plan = Plan(known, scale, results, runs, [], {}, {})
+    plan = Plan(known, scale, results, runs, [], {}, {}, {})
     for row in _chosen(known, only):
         reason = _hindrance(row, scale)
         if reason and row.name in only:
@@ -114,7 +126,7 @@ def make_plan(
             plan.skipped[row.name] = reason
             continue
         for seed in range(seeds):
-            _add(plan, row, seed, overrides)
+            _add(plan, row, seed, overrides, redo)
     if len(plan.skipped) == len(_chosen(known, only)):
         raise UsageError(f"No row of {name} can run at scale {scale!r}: {next(iter(plan.skipped.values()))}.")
     return plan
@@ -126,7 +138,9 @@ def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda
     for cell in plan.cells:
         twin = _twin(plan, cell.settings)
         if twin is None:
-            (folder,) = run_cells([cell], plan.runs / plan.protocol.name / plan.scale, observe)
+            if cell.name in plan.outdated and _left(plan.place(cell), cell.settings):
+                shutil.rmtree(plan.place(cell))
+            (folder,) = run_cells([cell], plan.place(cell).parent, observe)
         measured = dict(twin) if twin else _measured(folder, cell.settings)
         row, _, seed = cell.name.rpartition("-s")
         head = {"table": plan.protocol.name, "scale": plan.scale, "row": row, "seed": int(seed)}
@@ -137,20 +151,27 @@ def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda
 
 
 def rebuild(name: str, scale: str, results: Path = RESULTS) -> Outcome:
-    """The table as far as it was run, from the files of finished cells alone; also of tables that have the same run."""
+    """The table as far as it was run, from the files of finished cells alone; also of tables that have the same run.
+
+    Outdated cells make rows of their own.
+    """
     known = protocol(name)
     rows = {row.name: row for row in known.rows}
     by_row: dict[str, list[FinishedCell]] = {label: [] for label in rows}
+    outdated = {}
     for path in sorted((results / name / scale).glob("*-s*.json")):
-        cell = _read(path)
-        by_row.setdefault(cell.row, []).append(cell)
+        cell = read_cell(path)
+        changed = _since(cell, rows)
+        if changed:
+            outdated[path.name] = "; ".join(changed)
+        by_row.setdefault(cell.row + OUTDATED if changed else cell.row, []).append(cell)
     others = _elsewhere(name, scale, results)
     for label, found in by_row.items():
         found.extend([] if found or label not in rows else (cell for cell in others if _is_of(cell, rows[label])))
     notes = [WHY_CODE] if any(label.endswith(CODE) for label in rows) else []
-    outcome = Outcome(name, known.title, scale, [], {}, {}, {}, notes, costs(by_row))
+    outcome = Outcome(name, known.title, scale, [], {}, {}, {}, notes, costs(by_row), outdated)
     for label, cells in sorted(by_row.items(), key=lambda item: _rank(item[0], list(rows))):
-        row = rows.get(label.partition("+")[0])
+        row = rows.get(_base(label))
         outcome.lines.extend(_lines(label, cells, find(**row.published) if row and row.published else [], name))
         gained = trained_minus_frozen(map(_told, cells), (_told(cell) for all_ in by_row.values() for cell in all_))
         outcome.lines.extend(
@@ -196,8 +217,8 @@ def _chosen(known: Protocol, only: Sequence[str]) -> list[Row]:
     return [row for row in known.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
 
 
-def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str]) -> None:
-    """Plan one cell, unless its file is there already."""
+def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str], redo: bool) -> None:
+    """Plan one cell, unless its file is there already, or it is outdated and not wanted anew."""
     settings = settings_file.load(row.at(plan.scale), [*overrides, f"run.seed={seed}"])
     if row.pretrained and not settings.model.weights:
         raise UsageError(f"{row.name} starts from pretrained weights: name their file with --set model.weights=FILE.")
@@ -205,9 +226,10 @@ def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str]) -> None:
     label = "+".join([row.name, *(_short(entry) for entry in changes)])
     cell = Cell(f"{label}-s{seed}", settings)
     path = plan.results / plan.protocol.name / plan.scale / f"{cell.name}.json"
-    if path.exists():
-        if not _same(_read(path), settings):
-            raise UsageError(f"{path} was made with other settings; remove it or choose another --results.")
+    changed = _changed(read_cell(path).settings, settings) if path.exists() else _left(plan.place(cell), settings)
+    if changed:
+        plan.outdated[cell.name] = "; ".join(changed)
+    if not redo if changed else path.exists():
         return
     if seed == 0 or not plan.cells:
         check(settings)
@@ -233,22 +255,47 @@ def _portable(entry: str) -> str:
 
 def _essence(settings: Settings) -> dict[str, Any]:
     """All settings that decide the result; of the weights the file's name."""
-    flat = {f"{s}.{key}": value for s, values in settings.model_dump().items() for key, value in values.items()}
+    flat = by_key(settings)
     kept = {key: value for key, value in flat.items() if key not in QUIET}
     return {**kept, "model.weights": PurePath(flat["model.weights"]).name}
 
 
-def _same(cell: FinishedCell, settings: Settings) -> bool:
+def _changed(made: Mapping[str, Any], settings: Settings) -> list[str]:
+    """In what a run that says it was made so differs from one with these settings; empty: in nothing that counts."""
     try:
-        return _essence(settings_file.load(cell.settings)) == _essence(settings)
-    except UsageError:  # a setting that this version no longer has
-        return False
+        then, now = _essence(as_then(made)), _essence(settings)
+    except UsageError as error:
+        return [f"this version cannot read its settings: {str(error).rstrip('.')}"]
+    keys = [key for key in then | now if then.get(key) != now.get(key)]
+    return [f"{key} {shown(then.get(key))}, now {shown(now.get(key))}" for key in keys]
+
+
+def _left(folder: Path, settings: Settings) -> list[str]:
+    """In what the run that a folder holds differs; empty also where it holds none."""
+    if not is_run(folder):
+        return []
+    return _changed(RunFolder.open(folder).settings(), settings_file.seen_from(settings, folder))
+
+
+def _since(cell: FinishedCell, rows: Mapping[str, Row]) -> list[str]:
+    """What its row says otherwise today than when a cell was made; of rows that are gone nothing is known."""
+    row = rows.get(_base(cell.row))
+    if row is None:
+        return []
+    overrides = [after for word, after in pairwise(shlex.split(cell.command)) if word == "--set"]
+    given = [f"model.weights={cell.settings['model']['weights']}", *overrides, f"run.seed={cell.seed}"]
+    try:
+        return _changed(cell.settings, settings_file.load(row.at(cell.scale), given))
+    except UsageError as error:
+        return [str(error).rstrip(".")]
 
 
 def _elsewhere(name: str, scale: str, results: Path) -> list[FinishedCell]:
     """Finished cells of other tables."""
     paths = sorted(results.glob(f"*/{scale}/*-s*.json"))
-    cells = {(cell.row, cell.seed): cell for cell in map(_read, paths) if cell.table != name and "+" not in cell.row}
+    cells = {
+        (cell.row, cell.seed): cell for cell in map(read_cell, paths) if cell.table != name and "+" not in cell.row
+    }
     return list(cells.values())
 
 
@@ -257,14 +304,15 @@ def _is_of(cell: FinishedCell, row: Row) -> bool:
     if cell.summary.method != row.method or row.why_not(cell.scale) or row.missing(cell.scale):
         return False
     given = {"model.weights": cell.settings["model"]["weights"], "run.seed": cell.seed}
-    return _same(cell, settings_file.load(row.at(cell.scale), [f"{key}={value}" for key, value in given.items()]))
+    wanted = settings_file.load(row.at(cell.scale), [f"{key}={value}" for key, value in given.items()])
+    return not _changed(cell.settings, wanted)
 
 
 def _twin(plan: Plan, settings: Settings) -> FinishedCell | None:
     """A finished cell of another table with the same settings: the paper prints several rows twice."""
     for path in sorted(plan.results.glob(f"*/{plan.scale}/*-s{settings.run.seed}.json")):
-        cell = _read(path)
-        if _same(cell, settings):
+        cell = read_cell(path)
+        if not _changed(cell.settings, settings):
             return cell
     return None
 
@@ -279,16 +327,19 @@ def _measured(folder: Path, settings: Settings) -> dict[str, Any]:
     return {
         "settings": published,
         "summary": CellSummary.of(folder, summary),
-        "versions": run.manifest().versions,
+        "versions": run.manifest().versions | _commit(),
         "seconds": summary.seconds["total"],
     }
 
 
-def _read(path: Path) -> FinishedCell:
+def _commit() -> dict[str, str]:
+    """The commit of a checkout that this package is run from; of an installed one nothing."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        return read_record(FinishedCell, path)
-    except RunError as error:
-        raise RunError(f"{str(error).removesuffix('.')}; remove it and it is made again.") from None
+        said = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": said} if said else {}
 
 
 def _lines(label: str, cells: list[FinishedCell], printed: list[Published], name: str) -> Iterator[Line]:
@@ -305,7 +356,12 @@ def _lines(label: str, cells: list[FinishedCell], printed: list[Published], name
         yield Line(label, *key, Stat.of(values), len(values), theirs, verdict, why, source)
 
 
+def _base(label: str) -> str:
+    """The row of the protocol that a label belongs to."""
+    return label.removesuffix(OUTDATED).partition("+")[0]
+
+
 def _rank(label: str, names: list[str]) -> tuple[int, str]:
     """Rows in the order of the protocol, changed ones behind their own, unknown ones last."""
-    name = label.partition("+")[0]
+    name = _base(label)
     return names.index(name) if name in names else len(names), label

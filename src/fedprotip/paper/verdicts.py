@@ -14,19 +14,20 @@ from typing import Any
 from fedprotip import settings as settings_file
 from fedprotip.errors import UsageError
 from fedprotip.paper.anchors import DIGITS, DOMAIN_ORDERS, Published
+from fedprotip.paper.finished import by_key
 from fedprotip.paper.protocols import stated
 from fedprotip.report.tables import QUIET
 from fedprotip.settings import Settings
 from fedprotip.stream.tasks import task_sizes
 
 LESS_IS_BETTER = frozenset({"ft", "mib", "hours"})
-CHANCE = frozenset({"run.seed", "data.seed", "run.geometry", "train.channels_last"})
+CHANCE = frozenset({"run.seed", "data.seed", "run.geometry", "train.channels_last", "method.per_image"})
 """Another draw, a measurement beside the run, another rounding: the protocol stays the same."""
 FINDING = frozenset(
     {
         *("evaluate.group", "evaluate.draws", "model.stages"),
         *("statistics.minimum", "statistics.root", "statistics.directions", "statistics.features", "statistics.rank"),
-        *("method.router", "method.statistics", "method.voters", "method.routing_rank"),
+        *("method.router", "method.statistics", "method.birth", "method.voters", "method.routing_rank"),
     }
 )
 """How the task of a sample is found: nothing to figures that are told it, or do not ask."""
@@ -97,15 +98,14 @@ def _nearest(settings: Settings | Mapping[str, Any], record: Published) -> tuple
         indifferent = QUIET | CHANCE | (FINDING if record.mode in ("aware", "agnostic") else frozenset())
         keys = [key for key in theirs | ours if key not in indifferent and ours.get(key) != theirs.get(key)]
         free = VARIANTS - SUBJECT.get(record.table, frozenset()) if record.method == "fedprotip" else frozenset()
-        told = {key: f"{key} {_shown(ours.get(key))}, paper {_shown(theirs.get(key))}" for key in keys}
+        told = {key: f"{key} {shown(ours.get(key))}, paper {shown(theirs.get(key))}" for key in keys}
         found.append(([told[key] for key in keys if key not in free], [told[key] for key in keys if key in free]))
     return min(found, key=lambda pair: (len(pair[0]), len(pair[1])))
 
 
 def _resolved(settings: Settings) -> dict[str, Any]:
     """All settings by key, in one form where the same can be said in several."""
-    flat = {f"{section}.{key}": value for section, part in settings.model_dump().items() for key, value in part.items()}
-    name = settings.data.name
+    flat, name = by_key(settings), settings.data.name
     weights = PurePath(settings.model.weights).name
     official = weights.partition(".")[0] in OFFICIAL.get(settings.model.name, ())
     flat["model.weights"] = "pretrained" if official else weights or "random"
@@ -122,5 +122,6 @@ def _resolved(settings: Settings) -> dict[str, Any]:
     return flat
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a settings file has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

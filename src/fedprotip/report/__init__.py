@@ -6,6 +6,6 @@
 A report reads only the run folder. Tasks are counted from 1 here, as in the paper.
 """
 
-from fedprotip.report.page import comparison_rows, write_comparison, write_report
+from fedprotip.report.page import comparison_remarks, comparison_rows, comparison_text, write_comparison, write_report
 
-__all__ = ["comparison_rows", "write_comparison", "write_report"]
+__all__ = ["comparison_remarks", "comparison_rows", "comparison_text", "write_comparison", "write_report"]

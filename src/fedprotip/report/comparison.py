@@ -1,14 +1,16 @@
 """What stands on the page that compares several runs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedprotip.report import plots_comparison as plots
+from fedprotip.report.alike import differences, other_questions
 from fedprotip.report.bounds import UPPER, of_the_way, way_sentence
 from fedprotip.report.gains import MODES as GAIN_MODES
 from fedprotip.report.gains import NOTE, TITLE, gains
 from fedprotip.report.parts import Grid, Picture, Section
 from fedprotip.report.rundata import RunData
+from fedprotip.report.significance import Verdict, may_be_chance, verdict_grid, verdicts
 from fedprotip.report.tables import QUIET, Group, Stat, kinds_of_samples, other_differences
 from fedprotip.report.text import (
     NOTICEABLE,
@@ -44,12 +46,7 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
         )
         for kind in ("accuracy", "forgetting")
     ]
-    grids = [
-        _grid(groups, "Accuracy (%)", lambda group: group.accuracy, max),
-        _grid(groups, "Forgetting (points)", lambda group: group.forgetting, min),
-    ]
-    grids += [*_way(groups), *_gains(groups)]
-    sections = [Section("Results", "Mean ± sample standard deviation over seeds.", bars, grids)]
+    sections = [Section("Results", "Mean ± sample standard deviation over seeds.", bars, _results(groups))]
     curves = [
         Picture(
             f"curves_{mode}",
@@ -62,6 +59,9 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
     if curves:
         intro = "Average over all tasks seen so far; the band is one standard deviation over seeds."
         sections.append(Section("Accuracy over tasks", intro, curves))
+    if table := differences(groups):
+        intro = "What may explain a difference besides the method. Options that only one method has are not listed."
+        sections.append(Section("Settings that differ", intro, grids=[table]))
     sections.append(_costs(groups))
     measured = plots.thresholds(runs)
     if measured:
@@ -82,18 +82,43 @@ def comparison_sections(groups: list[Group]) -> list[Section]:
     return sections
 
 
+def comparison_grids(groups: list[Group]) -> list[Grid]:
+    """Tables without pictures and costs: results, and settings that differ."""
+    table = differences(groups)
+    return [*_results(groups), *([replace(table, title="Settings that differ")] if table else [])]
+
+
+def _results(groups: list[Group]) -> list[Grid]:
+    grids = result_grids(groups)
+    if not other_questions(groups):
+        found = verdict_grid(verdicts(groups))
+        grids += [*([found] if found else []), *_way(groups)]
+    return grids + _gains(groups)
+
+
+def result_grids(groups: list[Group]) -> list[Grid]:
+    """Accuracy and forgetting; the best of a mode is marked where the runs were asked the same."""
+    grids = [
+        _grid(groups, "Accuracy (%)", lambda group: group.accuracy, max),
+        _grid(groups, "Forgetting (points)", lambda group: group.forgetting, min),
+    ]
+    return [replace(grid, best=set()) for grid in grids] if other_questions(groups) else grids
+
+
 def comparison_reading(groups: list[Group]) -> str:
     """Who is ahead, in one sentence: sample by sample without the task, then with it. Nobody under other conditions."""
+    if other_questions(groups):
+        return "The runs were not asked the same, so none of them is called ahead."
     if set(other_differences([run for group in groups for run in group.runs])) - QUIET:
         return "The methods were not run under the same conditions, so none of them is called ahead."
     methods = [group for group in groups if group.method != UPPER] or groups  # it may keep all data: no competitor
     alone = _ranked(methods, _alone)
     told = _ranked(methods, lambda group: group.accuracy.get("aware"))
-    sentences = []
+    sentences, tested = [], verdicts(methods)
     if alone:
-        sentences.append(f"When no task is given and each sample stands alone, {_ahead(alone)}.")
+        sentences.append(f"When no task is given and each sample stands alone, {_ahead(alone, tested, 'single')}.")
     if told:
-        sentences.append(f"When the task is given, {_ahead(told)}.")
+        sentences.append(f"When the task is given, {_ahead(told, tested, 'aware')}.")
     return " ".join(filter(None, [*sentences, way_sentence(groups), *_training_is_worth(methods)]))
 
 
@@ -103,18 +128,31 @@ def _alone(group: Group) -> Stat | None:
 
 
 def _training_is_worth(groups: list[Group]) -> list[str]:
-    """How much the best method that trains adds to the best that does not, in one sentence; none without both."""
+    """What training adds in the best method that trains, in one sentence; none where nothing tells.
+
+    By its class statistics, trained minus frozen, where they are known: a method may answer by the untrained network.
+    Else it is compared with the best method that trains nothing.
+    """
     closed = _ranked([group for group in groups if all(map(trains_nothing, group.runs))], _alone)
     trained = _ranked([group for group in groups if not any(map(trains_nothing, group.runs))], _alone)
-    if not closed or not trained:
+    if not trained:
         return []
-    plain, best = closed[0], trained[0]
-    gain = best.mean - plain.mean
-    if plain.near(best) or abs(gain) < NOTICEABLE:
+    best = trained[0]
+    gained = gains(groups).get(best.label, {}).get("single")
+    if gained is not None and gained.mean is not None:
+        gain, noise = gained.mean, max(gained.std or 0.0, best.noise)
+        what = [f"class statistics of {best.label}, trained minus frozen, {_signed(gained)}"]
+    elif closed:
+        gain, noise, what = best.mean - closed[0].mean, max(best.noise, closed[0].noise), []
+    else:
+        return []
+    if abs(gain) <= noise or abs(gain) < NOTICEABLE:
         verdict = "Training makes no difference here that could be told"
     else:
         verdict = f"Training is worth {number(gain)} points here" if gain > 0 else "Training is not worth it here"
-    return [f"{verdict}: {plain.label}, which trains nothing, has {plain.shown}, {best.label} {best.shown}."]
+    if closed:
+        what.append(f"{closed[0].label}, which trains nothing, has {closed[0].shown}, {best.label} {best.shown}")
+    return [f"{verdict}: {'; '.join(what)}."]
 
 
 def mode_meanings(groups: list[Group]) -> dict[str, str]:
@@ -126,9 +164,13 @@ def mode_meanings(groups: list[Group]) -> dict[str, str]:
 def remarks(groups: list[Group]) -> list[str]:
     """What a reader must know before trusting the comparison."""
     found = []
-    differences = other_differences([run for group in groups for run in group.runs])
-    if differences:
-        found.append(f"The methods were also run with different {joined(differences)}.")
+    if questions := other_questions(groups):
+        found.append(
+            f"These runs cannot be compared as they stand: they differ in {joined(questions)}. "
+            "Nothing is marked as best, and nothing is tested."
+        )
+    if others := other_differences([run for group in groups for run in group.runs]):
+        found.append(f"The methods were also run with different {joined(others)}.")
     for group in groups:
         repeated = sorted({seed for seed in group.seeds if group.seeds.count(seed) > 1})
         if repeated:
@@ -257,11 +299,12 @@ def _ranked(groups: list[Group], pick: Callable[[Group], Stat | None]) -> list[_
     return sorted(found, key=lambda rank: -rank.mean)
 
 
-def _ahead(ranked: list[_Rank]) -> str:
+def _ahead(ranked: list[_Rank], tested: list[Verdict], mode: str) -> str:
     first, *others = ranked
     if not others:
         return f"{first.label} answers {first.shown} correctly"
     second = others[0]
     if first.near(second):
         return f"{first.label} ({first.shown}) and {second.label} ({second.shown}) are too close to call"
-    return f"{first.label} is ahead with {first.shown}, followed by {second.label} with {second.shown}"
+    ahead = f"{first.label} is ahead with {first.shown}, followed by {second.label} with {second.shown}"
+    return ahead + may_be_chance(tested, mode, first.label, second.label)

@@ -1,4 +1,7 @@
-"""What training adds: class statistics of the trained network less the same of the network as it began (`lda`)."""
+"""What training adds: class statistics of the trained network less the same of the network as it began.
+
+Either the run has both itself (`method.birth`), or another one that trains nothing (`lda`) stands beside it.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +11,7 @@ from fedprotip.store.results import Summary
 
 Measured = tuple[Mapping[str, Mapping[str, Any]], Summary]
 """The settings of a run, and what came of it."""
-FROZEN, WAY = "lda", "statistics"
+FROZEN, WAY, BIRTH = "lda", "statistics", "birth"
 SAME = ("data", "stream", "clients", "model", "statistics")
 """Sections that decide what is summed, but for the training itself."""
 MODES = ("single", "batch64")
@@ -17,16 +20,18 @@ NOTE = "Class statistics alone: of the trained network less those of the network
 
 
 def trained_minus_frozen(runs: Iterable[Measured], others: Iterable[Measured]) -> dict[str, Stat]:
-    """Mode → points by which the class statistics of runs are better than those of their frozen twins among others.
+    """Mode → points by which class statistics of runs are better than at birth, or than those of their frozen twins.
 
-    A twin differs in nothing but what trains. Empty without any, and for runs that train nothing themselves.
+    A twin, among others, differs in nothing but what trains. Empty without any, and for runs that train nothing.
     """
     frozen = [other for other in others if _is_frozen(other)]
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
     for run in (run for run in runs if not _is_frozen(run)):
         twin = next((other for other in frozen if _twins(run, other)), None)
-        for mode in MODES if twin else ():
-            ours, theirs = (_by_statistics(measured, mode) for measured in (run, twin) if measured)
+        for mode in MODES:
+            ours, theirs = _by(run, WAY, mode), _by(run, BIRTH, mode)
+            if theirs is None and twin:
+                theirs = _by(twin, WAY, mode)
             if ours is not None and theirs is not None:
                 found[mode].append(ours - theirs)
     return {mode: Stat.of(points) for mode, points in found.items() if points}
@@ -48,6 +53,6 @@ def _twins(run: Measured, other: Measured) -> bool:
     return run[1].seed == other[1].seed and all(run[0].get(section) == other[0].get(section) for section in SAME)
 
 
-def _by_statistics(run: Measured, mode: str) -> float | None:
-    way = run[1].routers.get(WAY)
-    return None if way is None else getattr(way, mode)
+def _by(run: Measured, way: str, mode: str) -> float | None:
+    found = run[1].routers.get(way)
+    return None if found is None else getattr(found, mode)

@@ -16,23 +16,30 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedprotip.errors import UsageError
 from fedprotip.report import style, tables
+from fedprotip.report.alike import other_questions
 from fedprotip.report.bounds import of_the_way
 from fedprotip.report.classes import class_tables
 from fedprotip.report.comparison import (
     common_facts,
+    comparison_grids,
     comparison_reading,
     comparison_sections,
     mode_meanings,
     remarks,
+    result_grids,
 )
 from fedprotip.report.files import save
+from fedprotip.report.formats import latex_table, markdown_table, markdown_text
 from fedprotip.report.gains import gains
 from fedprotip.report.parts import Picture, Section
 from fedprotip.report.rundata import RunData
 from fedprotip.report.sections import headline_rows, run_sections
-from fedprotip.report.text import SCENARIOS, method_name, notices, plural, reading, worth
+from fedprotip.report.significance import verdicts
+from fedprotip.report.text import SCENARIOS, method_name, notices, other_ways, plural, reading, worth
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.results import standing_for
+
+FORMATS = ("csv", "md", "tex")
 
 
 def write_report(folder: Path) -> Path:
@@ -45,7 +52,7 @@ def write_report(folder: Path) -> Path:
     page = _render(
         "page.html.j2",
         title=method_name(summary.method) + (f" on {data}" if data else ""),
-        reading=f"{reading(run)} {worth(run)}".strip(),
+        reading=" ".join(filter(None, [reading(run), other_ways(run.chosen, summary.routers), worth(run)])),
         facts=[
             SCENARIOS.get(summary.scenario, summary.scenario),
             plural(summary.tasks, "task"),
@@ -65,7 +72,7 @@ def write_report(folder: Path) -> Path:
 
 
 def write_comparison(folders: list[Path], out: Path) -> Path:
-    """Write `report.html`, `comparison.csv` and `plots/` into `out`; returns the page's path.
+    """Write `report.html`, `comparison.csv`, `.md` and `.tex`, and `plots/` into `out`; returns the page's path.
 
     A run without a report of its own gets one, so that no link of the page is dead.
     """
@@ -75,7 +82,8 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
     for run in (run for group in groups for run in group.runs):
         if not RunFolder(run.folder).has("report.html"):
             write_report(run.folder)
-    tables.write_csv(tables.comparison(groups, of_the_way(groups)), out, "comparison.csv")
+    for kind in FORMATS:
+        save(out, f"comparison.{kind}", _as_text(groups, kind))
     runs = [run for group in groups for run in group.runs]
     page = _render(
         "comparison.html.j2",
@@ -98,15 +106,45 @@ def write_comparison(folders: list[Path], out: Path) -> Path:
     return save(out, "report.html", page)
 
 
-def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
-    """One plain row per method (and settings): label, n, seeds, mean and std of everything, `way` and gain."""
+def comparison_text(folders: list[Path], kind: str) -> str:
+    """The comparison as a table for programs ("csv"), pages ("md") or papers ("tex")."""
+    return _as_text(_groups(folders), kind)
+
+
+def comparison_remarks(folders: list[Path]) -> list[str]:
+    """What a reader must know before trusting the comparison, and who is ahead."""
     groups = _groups(folders)
-    way, gained = of_the_way(groups), gains(groups)
-    rows = []
-    for group in groups:
+    return [*remarks(groups), comparison_reading(groups)]
+
+
+def comparison_rows(folders: list[Path]) -> list[dict[str, Any]]:
+    """One plain row per method (and settings): label, n, seeds, mean and std of everything, `way` and gain.
+
+    `best`: modes in which its accuracy is the best; `behind`: mode → the best one, points, p and seeds of the test.
+    """
+    groups = _groups(folders)
+    comparable, gained = not other_questions(groups), gains(groups)
+    way, tested = (of_the_way(groups), verdicts(groups)) if comparable else ({}, [])
+    accuracy, rows = result_grids(groups)[0], []
+    for place, group in enumerate(groups):
         gain = {mode: asdict(stat) for mode, stat in gained.get(group.label, {}).items()}
-        rows.append(group.as_row() | {"way": way.get(group.label, {}), "trained_minus_frozen": gain})
+        behind = {one.mode: asdict(one) for one in tested if one.other == group.label}
+        best = [mode for column, mode in enumerate(accuracy.columns) if (place, column) in accuracy.best]
+        more = {"way": way.get(group.label, {}), "trained_minus_frozen": gain, "best": best, "behind": behind}
+        rows.append(group.as_row() | more)
     return rows
+
+
+def _as_text(groups: list[tables.Group], kind: str) -> str:
+    if kind == "csv":
+        way = {} if other_questions(groups) else of_the_way(groups)
+        return tables.csv_text(tables.comparison(groups, way))
+    grids = comparison_grids(groups)
+    said = [*remarks(groups), comparison_reading(groups)]
+    if kind == "tex":
+        return "\n".join([*(f"% {line}" for line in said), "", *map(latex_table, grids)])
+    lines = [*(f"> {markdown_text(line)}" for line in said), "", *map(markdown_table, grids)]
+    return "\n".join(lines)
 
 
 def _groups(folders: list[Path]) -> list[tables.Group]:

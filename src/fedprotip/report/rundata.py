@@ -74,9 +74,13 @@ class RunData:
 
     @property
     def chosen(self) -> str:
-        """The way to find the task that modes single and batch64 use; ridge and lda have theirs by name or alone."""
+        """The way to find the task that modes single and batch64 use; ridge and lda have theirs by name or alone.
+
+        The last task says which one method.router = "auto" has come to.
+        """
         ways = [*self.summary.routers, *self.summary.sweeps.size]
-        for name in (self.setting("method.router"), self.summary.method, *ways):
+        said = self.tasks[-1].router if self.tasks else ""
+        for name in (self.summary.router, said, self.setting("method.router"), self.summary.method, *ways):
             if name in ways:
                 return str(name)
         return ""

@@ -24,14 +24,14 @@ QUIET = frozenset(
     {
         *("data.root", "data.workers", "evaluate.batch", "evaluate.examples"),
         *("run.out", "run.engine", "run.workers", "run.device", "run.threads"),
-        *("run.checkpoint", "run.cache_mb", "run.state_mb"),
+        *("run.checkpoint", "run.cache_mb", "run.state_mb", "run.track"),
     }
 )
 """Where things are and how fast it goes: no result depends on them."""
 # Settings that say where or how often something is written, not what is computed.
 BOOKKEEPING = {
     *("run.seed", "run.out", "run.checkpoint", "run.state_mb", "run.geometry"),
-    *("data.root", "evaluate.examples"),
+    *("data.root", "evaluate.examples", "run.track"),
 }
 
 
@@ -223,13 +223,17 @@ def all_tables(run: RunData) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def write_csv(table: Table, folder: Path, name: str) -> Path:
+def csv_text(table: Table) -> str:
     """One table as CSV; numbers keep full precision, an empty cell is "not measured"."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(table.rows)
-    return save(folder, name, text.getvalue())
+    return text.getvalue()
+
+
+def write_csv(table: Table, folder: Path, name: str) -> Path:
+    return save(folder, name, csv_text(table))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from fedprotip.report.rundata import RunData
 from fedprotip.store.records import Number
+from fedprotip.store.results import RouterFigures
 
 METHOD_NAMES = {
     "fedprotip": "FedProTIP",
@@ -24,8 +25,12 @@ WAYS = {
     "shared": "The nearest mean of a class in all domains together is the answer; the domain is not needed.",
     "statistics-heads": "Class means choose the task; the head of that task answers.",
     "fused": "Class means say how likely each task is, the heads how likely each class; both together answer.",
+    "birth": "The nearest class mean, as the network saw it before any training, is the answer; its task follows.",
+    "birth-shared": "The nearest mean of a class in all domains, as the network saw it before any training, answers.",
     "ridge": "The largest output of a linear classifier in closed form is the answer; its task follows.",
 }
+TRAINED = {"birth": "statistics", "birth-shared": "shared"}
+"""Ways of the network before any training, and the same by the trained one."""
 STAND_IN = "*"
 STAND_IN_NOTE = "* This method does not look for the task: it answers single samples agnostically."
 CLOSED_FORM = ("lda", "ridge", "stsa")
@@ -224,14 +229,44 @@ def chance(accuracy: float, run: RunData) -> float:
     return 2 * math.sqrt(accuracy * (100 - accuracy) / samples) if samples and 0 < accuracy < 100 else 0.0
 
 
+def other_ways(chosen: str, ways: Mapping[str, RouterFigures]) -> str:
+    """Which way answers single samples, and what the others would have had; empty where there is no other."""
+    known = {name: found.single for name, found in ways.items() if found.single is not None}
+    if chosen not in known or len(known) < 2:
+        return ""
+    own = f"{chosen}, by the network before any training" if chosen in TRAINED else chosen
+    others = joined([f"{name} {points(single)}" for name, single in known.items() if name != chosen])
+    return f"The way that answers is {own} ({points(known[chosen])}); the others would have had: {others}."
+
+
 def worth(run: RunData) -> str:
-    """What training adds to class statistics, in one sentence; empty where the run does not tell."""
+    """What training adds to class statistics, in one or two sentences; empty where the run does not tell."""
     if trains_nothing(run):
         return "Nothing was trained for this: the answers are a closed form of sums."
-    chosen, plain = (run.summary.routers.get(way) for way in (run.chosen, "statistics"))
-    if run.chosen == "statistics" or not chosen or not plain or chosen.single is None or plain.single is None:
+    known = {name: found.single for name, found in run.summary.routers.items() if found.single is not None}
+    chosen = known.get(run.chosen)
+    if chosen is None:
         return ""
-    gain, alone = chosen.single - plain.single, f"class statistics of the same features answer {points(plain.single)}"
-    if abs(gain) < max(NOTICEABLE, chance(plain.single, run)):
-        return f"The trained heads make no difference that could be told: {alone} alone."
-    return f"The trained heads {'add' if gain > 0 else 'cost'} {number(abs(gain))} points: {alone} alone."
+    if run.chosen in TRAINED:
+        trained = known.get(TRAINED[run.chosen])
+        if trained is None:
+            return ""
+        what = f"the untrained network answers, class statistics of the trained one have {points(trained)}"
+        return _verdict("Training", trained - chosen, chance(chosen, run), what)
+    said, plain, born = [], known.get("statistics"), known.get("birth")
+    if born is not None:
+        what = f"class statistics of the untrained network have {points(born)}"
+        said.append(_verdict("Training", chosen - born, chance(born, run), what))
+    if plain is not None and run.chosen != "statistics":
+        what = f"class statistics of the same features answer {points(plain)} alone"
+        said.append(_verdict("The trained heads", chosen - plain, chance(plain, run), what))
+    return " ".join(said)
+
+
+def _verdict(who: str, gain: float, noise: float, what: str) -> str:
+    """Whether it (or they) added points or cost some, unless chance could have done that."""
+    several = who.endswith("s")
+    if abs(gain) < max(NOTICEABLE, noise):
+        return f"{who} {'make' if several else 'makes'} no difference that could be told: {what}."
+    verb = ("add" if gain > 0 else "cost") + ("" if several else "s")
+    return f"{who} {verb} {number(abs(gain))} points: {what}."

@@ -6,7 +6,7 @@ fedprotip run my.toml --set train.rounds=5
 
 from fedprotip.settings.loading import documentation, layered, load, preset_settings, relocated, to_toml
 from fedprotip.settings.names import KNOWN, bring_in, declare, declared, given, is_known, known, load_offered
-from fedprotip.settings.places import placed, seen_from
+from fedprotip.settings.places import joined, placed, seen_from
 from fedprotip.settings.schema import (
     TASKS,
     DataSettings,
@@ -41,6 +41,7 @@ __all__ = [
     "documentation",
     "given",
     "is_known",
+    "joined",
     "known",
     "layered",
     "load",

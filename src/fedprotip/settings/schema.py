@@ -149,7 +149,8 @@ class ClientsSettings(Section):
         ge=0,
         lt=1,
         description="Share of its samples of a task that a client does not train on: with them it counts which way of "
-        "answering is right most often, and how sure answers may be.",
+        "answering is right most often, and how sure answers may be. Of few samples it holds one back, or none, by "
+        "chance.",
     )
     roster: dict[str, str] = Field(
         {},
@@ -268,7 +269,7 @@ class TrainSettings(Section):
         4.0,
         ge=1,
         description="No client counts for more samples than this many times the most of any other, or of 100 where "
-        "all others have fewer: how many it has, it says itself.",
+        "all others have fewer: how many it has, it says itself. Without effect with method.secure.",
     )
     aggregate: Literal["mean", "clipped", "trimmed", "median"] = Field(
         "mean",
@@ -328,13 +329,24 @@ class EvaluateSettings(Section):
 class RunSettings(Section):
     seed: int = Field(0, ge=0, lt=2**128, description="Seed of every random choice.")
     out: PathText = Field("", description="Run folder; empty: runs/<data>-<method>-s<seed>, numbered when taken.")
-    engine: Literal["local", "pool", "apart"] = Field(
+    engine: Literal["local", "pool", "apart", "flower"] = Field(
         "local",
         description="Where clients run. local: in this process, one after another; pool: side by side in processes of "
         "this machine, for small models; apart: in this process, but each with its own model and folder, and only "
-        "bytes between them.",
+        "bytes between them; flower: Flower's simulation, or other machines (fedprotip flower; docs/deploy.md).",
     )
-    workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool.")
+    workers: int = Field(2, ge=1, le=1024, description="Processes of engine pool, and of Flower's simulation.")
+    timeout: float = Field(
+        3600.0,
+        gt=0,
+        description="flower: seconds that a client may take for an answer; then it is left out of that exchange.",
+    )
+    patience: float = Field(
+        60.0,
+        ge=0,
+        description="flower: seconds of an exchange in which a run waits for clients that are not connected, or have "
+        "not said yet who they are (a site reads its data for that); then it goes on without, until they are there.",
+    )
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="Device; auto takes a GPU when there is one.")
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of torch; 0: torch's own choice, 1 for small networks."
@@ -351,6 +363,12 @@ class RunSettings(Section):
         0,
         ge=0,
         description="Measure ρ̂ and β̂ (Assumptions 4, 5) every this many rounds; 0: never. Simulation only.",
+    )
+    track: list[Literal["tensorboard", "mlflow"]] = Field(
+        [],
+        max_length=2,
+        description="Curves for TensorBoard (in the run folder) or MLflow (mlflow.db in the working directory, or "
+        "MLFLOW_TRACKING_URI); needs the extra track.",
     )
 
 

@@ -37,6 +37,7 @@ class TaskDone(Event):
     task: int
     seconds: dict[str, float] = {}  # phase → of this task
     accuracy: dict[str, float] = {}  # mode → mean over the tasks so far, %
+    by_task: dict[str, list[Number]] = {}  # mode → accuracy of each task so far, %
     router: str = ""  # the configured one of the next
     routing: dict[str, dict[str, list[Number]]] = {}  # router → mode → share of samples sent to a right task, by task
     ranks: dict[str, int] = {}  # layer → rank R of its subspace
@@ -137,6 +138,11 @@ class Remark(Event):
         return name
 
 
+def as_event(raw: dict[str, Any]) -> Event:
+    """The event of a line; of one that this version does not know, what a remark holds."""
+    return EVENTS.get(str(raw.get("event")), Remark).model_validate(raw)
+
+
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a run; of those this version does not know, what a remark holds."""
-    return read_lines(path, lambda raw: EVENTS.get(str(raw.get("event")), Remark).model_validate(raw))
+    """The events of a run."""
+    return read_lines(path, as_event)

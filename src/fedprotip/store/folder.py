@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,6 +51,8 @@ FORMAT = 2
 READABLE = (1, FORMAT)
 """Formats whose results can be looked at."""
 
+TRIALS = 4
+"""How often a lock is asked for before it counts as somebody else's."""
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 DATA = "data.safetensors"
@@ -239,12 +242,27 @@ class RunFolder:
         if "checkpoint" not in self._files.folders():
             raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
         lock = self._checkpoints.lockable("lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for trial in range(TRIALS):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # somebody may only be asking (`in_use`), which is over in a moment
+                time.sleep(0.02 if trial < TRIALS - 1 else 0)
+        else:
             lock.close()
             raise RunError(f"{self.path} is in use by another fedprotip process; wait for it or stop it.") from None
         self._lock = lock
+
+    def in_use(self) -> bool:
+        """Whether a process is at work in it right now; nothing is written to find out."""
+        if "checkpoint" not in self._files.folders() or not self._checkpoints.has("lock"):
+            return False
+        with self._checkpoints.opened("lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def _release(self) -> None:
         if self._lock is not None:

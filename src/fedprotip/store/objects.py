@@ -59,7 +59,8 @@ class ObjectFolder:
         if saved and saved[0] == now and self.has(saved[2]):
             return saved[2]
         name = self.write(tensors)
-        self._saved[group] = now, tensors, name  # as long as they are held here, nothing else gets their memory
+        # Held one by one, as whoever owns the dict may clear it: as long as they are, nothing else gets their memory.
+        self._saved[group] = now, dict(tensors), name
         return name
 
     def has(self, name: str) -> bool:

@@ -100,6 +100,12 @@ class PlainFolder:
                     raise RunError(f"{self.path / name} is damaged: a line has more than {LINE:,} characters.")
                 yield line
 
+    def piece(self, name: str, start: int, most: int) -> bytes:
+        """At most so many bytes of a file from a place on; fewer where it ends."""
+        with self.opened(name) as file:
+            file.seek(start)
+            return file.read(most)
+
     def hash(self, name: str) -> str:
         """SHA-256 of a file, read in pieces; none (empty) of one that is larger than memory, which no run writes."""
         with self.opened(name) as file:

@@ -106,6 +106,14 @@ class Failures(Part):
     by_reason: dict[Reason, int] = {}
 
 
+class Privacy(Part):
+    """(ε, δ) of all noisy sums that the server saw, by which any one client's part in them is hidden."""
+
+    epsilon: float
+    delta: float
+    sums: int
+
+
 class Summary(Record):
     """`summary.json`; accuracies in %, forgetting in percentage points."""
 
@@ -118,6 +126,7 @@ class Summary(Record):
     forgetting: dict[str, float]
     routing: Routing = Routing()
     routing_over_tasks: dict[str, RoutingOverTasks] = {}  # mode → readings of the configured router
+    router: str = ""  # the way that answers: of `routers`, as evidence chose or method.router says; empty without any
     routers: dict[str, RouterFigures] = {}
     confidence: Confidence = Confidence()
     unknown: dict[str, Number] = {}
@@ -128,9 +137,11 @@ class Summary(Record):
     bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
     samples: dict[str, int] = {}  # "raw", "synthetic" → samples of the past kept at the end, of all clients together
     seconds: dict[str, float] = {}
+    cpu_seconds: dict[str, float] = {}  # processor time of the run's own process, by phase; older runs have none
     peak_rss_mb: Number = None
     peak_gpu_mb: Number = None
     failures: Failures = Failures()
+    privacy: Privacy | None = None  # where noise promises any
 
     @model_validator(mode="after")
     def _rows_are_long_enough(self) -> "Summary":

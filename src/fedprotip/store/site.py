@@ -16,6 +16,8 @@ from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, uns
 from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
 
 STEP = r"[0-9]{8}\.json"
+SECRETS = "sum.json"
+"""Of a client while a secure sum is under way."""
 
 
 class SiteIndex(Index):
@@ -73,24 +75,24 @@ class SiteFolder:
         return index.state, groups
 
     def keep_newest(self) -> None:
-        """Forget all states but the last, if it is whole: the server will not go back any more."""
+        """Forget all states but the last, if it is whole, and secrets: the server will not go back any more."""
+        self._files.remove(SECRETS)
         newest = max(self.steps(), default=0)
         index = self._index(newest)
         if index is not None and self._intact(index.names):
             self._forget(lambda step: step < newest)
 
-    def keep_private(self, before: int) -> None:
+    def keep_private(self, before: int) -> dict[str, Any]:
         """Take up the newest good private state of a question before this one, and forget what came later.
 
         For a site that is told everything anew. A server that begins again has no such question: then nothing is kept.
+        The state after the newest question that is kept, without its tensors; empty where there is none.
         """
         self._forget(lambda step: step >= before)
-        for step in reversed(self.steps()):
-            index = self._index(step)
-            if index is not None and self._intact(index.private.values()):
-                self.store.restore(index.private)
-                return
-        self.store.restore({})
+        kept = [index for step in reversed(self.steps()) if (index := self._index(step))]
+        good = (index.private for index in kept if self._intact(index.private.values()))
+        self.store.restore(next(good, {}))
+        return kept[0].state if kept else {}
 
     def _intact(self, names: Iterable[str]) -> bool:
         try:

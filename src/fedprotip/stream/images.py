@@ -4,7 +4,9 @@
 collected in the order of the samples: the result never depends on which thread was faster.
 """
 
+import io
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,13 +35,21 @@ PHOTO = 224
 """The shorter side of photographs, unless a setting says otherwise."""
 LOOKED = 64
 """Files whose headers are read to see which shape images have."""
-TURNED = (5, 6, 7, 8)
-"""EXIF orientations that lay a picture on its side."""
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
+"""The EXIF tag, and its values that lay a picture on its side."""
 CLEAR = ("LA", "La", "PA", "RGBA", "RGBa")
 """Modes of Pillow with an alpha channel."""
 T = TypeVar("T")
 Crop = tuple[list[float], list[list[float]]]
 """Draws of a random resized crop of one image: `Draws.position` and `Draws.boxes`."""
+
+
+class Unreadable(UsageError):
+    """A file that cannot be decoded, and why."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -148,15 +158,31 @@ def ahead(requests: Iterator[Callable[[], T]]) -> Iterator[T]:
         waiting = following
 
 
+def decode(data: bytes, formats: tuple[str, ...], most: int) -> Image.Image:
+    """A picture that somebody sent, as `open_rgb` would read it from a file; else a UsageError.
+
+    Args:
+        formats: names that Pillow has for what may come; most: pixels it may have, compared before any is decoded.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return _open(io.BytesIO(data), formats, most)
+    except Exception as error:  # decoders raise whatever a broken file leads them to
+        raise UsageError(f"it cannot be read as an image ({_reason(error)})") from None
+
+
 def open_rgb(path: str) -> Image.Image:
-    """A decoded RGB image, turned as its EXIF says, from grey, palette, CMYK or 16 bits; else a UsageError."""
+    """A decoded RGB image, turned as its EXIF says, from grey, palette, CMYK or 16 bits; else `Unreadable`."""
     try:
         return _open(path)
     except Exception as error:  # decoders raise whatever a broken file leads them to
-        raise UsageError(
-            f"{path} cannot be read as an image ({_reason(error)}); mend it and run or resume again "
+        why = _reason(error)
+        raise Unreadable(
+            f"{path} cannot be read as an image ({why}); mend it and run or resume again "
             "(with --accept-data, if it is another file then), or start anew without it "
-            "(fedprotip data check finds all such files)."
+            "(fedprotip data check finds all such files).",
+            why,
         ) from None
 
 
@@ -210,7 +236,7 @@ def _shapes(paths: Iterable[str]) -> Iterator[Size]:
         with suppress(Exception), Image.open(path, formats=_formats()) as image:
             width, height = image.size
             with suppress(Exception):  # broken EXIF
-                if image.getexif().get(0x0112) in TURNED:
+                if image.getexif().get(ORIENTATION) in TURNED:
                     width, height = height, width
             short = min(width, height)
             scale, most = min(1.0, PHOTO / short), LONGEST * short
@@ -234,12 +260,23 @@ def _planes(image: Image.Image) -> np.ndarray:
     return np.asarray(image).transpose(2, 0, 1).copy()
 
 
-def _open(path: str) -> Image.Image:
-    with Image.open(path, formats=_formats()) as image:
+def _open(source: str | io.BytesIO, formats: tuple[str, ...] | None = None, most: int | None = None) -> Image.Image:
+    with Image.open(source, formats=formats or _formats()) as image:
+        if most is not None and image.width * image.height > most:
+            raise ValueError(f"it has {image.width * image.height:,} pixels, and {most:,} are the most")
         image.load()
-        with suppress(Exception):  # broken EXIF is no reason to lose the image; in place it is turned before EXIF is
-            ImageOps.exif_transpose(image, in_place=True)
-        return to_rgb(image)
+        return to_rgb(_upright(image))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """A copy of an image, turned as its EXIF says, as one from a file would be."""
+    return _upright(image.copy()) if image.getexif().get(ORIENTATION, 1) != 1 else image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    with suppress(Exception):  # broken EXIF is no reason to lose the image; in place it is turned before EXIF is
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -102,10 +102,14 @@ def _class_tasks(settings: Settings, classes: int) -> int:
 
 def _with_clients(settings: Settings, dataset: Dataset, note: Note) -> Settings:
     clients = settings.clients
+    owners = dataset.train_clients if settings.stream.source == "columns" else None
+    named = 0 if owners is None else int(owners.max()) + 1
     if clients.roster or _is_stated(settings, "clients", "count"):
+        if named and not clients.roster and clients.count > named:
+            note(f"clients.count = {clients.count}, but the data names {named}: the others will have no samples.")
         return settings
-    if settings.stream.source == "columns" and dataset.train_clients is not None:
-        count, why = int(dataset.train_clients.max()) + 1, "the data names them"
+    if named:
+        count, why = named, "the data names them"
     else:
         count = enough_clients(build_stream(settings, dataset), clients.count)
         why = f"with {clients.count} most of them would have fewer than {settings.statistics.minimum} images of a class"

@@ -124,12 +124,18 @@ class Stream:
         return self._share(task, client)[1]
 
     def _share(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """What a client holds of a task: to train on, and held back. At least one sample is trained on."""
+        """What a client holds of a task: to train on, and held back. At least one sample is trained on.
+
+        Where the share is less than one sample, chance holds one back as often: of many small clients some do.
+        """
         held = self._shares(task).get(client, self.tasks[task].train[:0])
-        count = min(int(self.settings.clients.held_back * len(held)), max(len(held) - 1, 0))
+        chance = numpy_stream(self.settings.run.seed, "held_back", task, client)
+        wanted = self.settings.clients.held_back * len(held)
+        count = int(chance.random() < wanted) if wanted < 1 else int(wanted)
+        count = min(count, max(len(held) - 1, 0))
         if not count:
             return held, held[:0]
-        order = numpy_stream(self.settings.run.seed, "held_back", task, client).permutation(len(held))
+        order = chance.permutation(len(held))
         return held[np.sort(order[count:])], held[np.sort(order[:count])]
 
     def train_batch(self, task: int, indices: np.ndarray, generator: torch.Generator | None = None) -> Batch:

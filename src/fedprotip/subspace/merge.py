@@ -28,6 +28,9 @@ from fedprotip.subspace.rank import rank_energy, rank_mass
 class Merger(Protocol):
     """Takes the clients' bases of one layer, in client order, and gives Φ^(t)."""
 
+    left: float
+    """The share of all activations of the task that no basis holds, once there is a result; 1 where it is not known."""
+
     def add(self, core: Core) -> None: ...
 
     def result(self) -> Tensor: ...
@@ -60,6 +63,8 @@ class UnionMerge:
 
     The span does not depend on the order of the clients.
     """
+
+    left = 1.0
 
     def __init__(self, earlier: Earlier) -> None:
         self._earlier = Projector.of(earlier)
@@ -105,6 +110,7 @@ class EnergyMerge:
         self._factor = enter(self._earlier.basis[:, :0], self._earlier).double()
         self._moment: Tensor | None = None
         self._energy = self._captured = self._tail = 0.0
+        self.left = 1.0
 
     def add(self, core: Core) -> None:
         self._captured += core.captured
@@ -124,6 +130,10 @@ class EnergyMerge:
         else:
             sigma, u = spectrum(self._whole_moment(), floor)
             u = u[:, : self._rank(sigma)]
+        tail = self._tail if self._rule == "energy" else self._tail**2
+        whole = self._captured + self._energy + tail
+        held = self._captured + sigma[: u.shape[1]].square().sum().item()
+        self.left = min(max(1 - held / whole, 0.0), 1.0) if whole else 0.0
         return leave(u, self._earlier)
 
     def _whole_moment(self) -> Tensor:

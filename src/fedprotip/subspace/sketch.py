@@ -44,6 +44,17 @@ def _half(columns: Tensor) -> Tensor:
     return triangle.to(columns.dtype)
 
 
+def upright(basis: Tensor) -> Tensor:
+    """A basis (d, r) whose columns are positive where they are largest.
+
+    An SVD leaves their signs to rounding; with one G_k they would be another sketch then, as random as the first.
+    """
+    if not basis.numel():
+        return basis
+    largest = basis.gather(0, basis.abs().argmax(0, keepdim=True))
+    return basis * torch.where(largest < 0, -1.0, 1.0).to(basis.dtype)
+
+
 def sketch_core(sketch: Tensor, captured: float, tail: float) -> Core:
     """A summed sketch B = Σ U_k·diag(σ_k)·G_k (d, s), Eq. 41, as what `EnergyMerge` takes.
 

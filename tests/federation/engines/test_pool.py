@@ -242,7 +242,7 @@ def test_replies_keep_their_order_and_workers_run_ahead_only_so_far(tmp_path):
         server.progress.step += 1
         for client in range(12):
             turn.append(client)
-            yield server.request(client, method.exchange("model"), round_, lambda way, message: None)
+            yield server.request(client, method.exchange("model"), round_, [])
 
     engine._collect = counting
     server.begin_task(0)

@@ -1,16 +1,21 @@
 """The sum is the plain sum whoever is lost; too few learn nothing; what was changed is noticed; masks hide."""
 
+from itertools import product
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprotip.messages import BadMessage
+from fedprotip.federation.secure.ring import Layout, decode, encode
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.parts.training import UNIT
 
 pytest.importorskip("cryptography")
 pytest.importorskip("Crypto")
 
-from fedprotip.federation.secure.masks import LETTER, Member, threshold, unmask
+from fedprotip.federation.secure.masks import KEYS, LETTER, Member, check_keys, check_of, threshold, unmask
 
 SHARE = 0.5
 
@@ -78,6 +83,33 @@ def test_as_many_may_be_lost_as_the_threshold_allows(phase, lost):
     assert (found == plain(given, range(0 if phase == "silent" else lost, 5))).all()
 
 
+@pytest.mark.parametrize("phase", ["no_keys", "no_shares", "no_vector", "silent"])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_mean_of_replies_is_the_plain_one_to_a_millionth_whoever_is_lost(phase, lost):
+    """From replies to masked vectors, their sum, and back."""
+    chance, gone = torch.Generator().manual_seed(0), list(range(lost))
+    replies = {
+        client: Message(
+            "model",
+            {"w": 0.05 * torch.randn(40, generator=chance), "running_var": 300 * torch.rand(9, generator=chance)},
+            {"samples": 40 + 100 * client, "loss": 0.5 + client},
+        )
+        for client in range(5)
+    }
+    weights = {client: reply.meta["samples"] / UNIT for client, reply in replies.items()}
+    there = 5 - lost if phase == "no_keys" else 5
+    given = {client: encode(reply, weights[client], there, True) for client, reply in replies.items()}
+    early = {} if phase == "silent" else {phase: gone}
+    found = Sum(given).masked(**early).result(silent=gone if phase == "silent" else ())
+    stayed = list(range(0 if phase == "silent" else lost, 5))
+    whole, exact = decode(found, Layout.of(replies[0]), len(stayed), True)
+    for name, tensor in exact.items():
+        total = sum(weights[client] for client in stayed)
+        plain = sum(weights[client] * replies[client].tensors[name].double() for client in stayed) / total
+        assert (tensor - plain).norm() <= 1e-6 * plain.norm()
+    assert whole.meta["samples"] == sum(replies[client].meta["samples"] for client in stayed)
+
+
 @pytest.mark.parametrize("phase", ["no_shares", "no_vector", "silent"])
 def test_below_the_threshold_nothing_is_revealed(phase):
     gone = [0, 1, 2]
@@ -127,11 +159,67 @@ def test_a_changed_share_is_noticed_and_one_is_made_up_for(about, what):
 
 
 @pytest.mark.parametrize("place", [0, 17, -1])
-def test_a_changed_vector_is_noticed(place):
+@pytest.mark.parametrize("bit", [0, 62, 63])
+def test_a_changed_vector_is_noticed(place, bit):
     started = Sum(vectors(range(4))).masked()
-    started.vectors[2][place] += np.uint64(1)
+    started.vectors[2][place] ^= np.uint64(2**bit)
     with pytest.raises(BadMessage, match="masks do not cancel out"):
         started.result()
+
+
+def test_a_highest_bit_is_noticed_wherever_it_is():
+    """With even factors it would be lost in every other place."""
+    vector, session = np.zeros(200, dtype=np.uint64), bytes(32)
+    for place in range(len(vector)):
+        changed = vector.copy()
+        changed[place] = 2**63
+        assert check_of(changed, session) != check_of(vector, session)
+
+
+@pytest.mark.parametrize("percent", [50, 55, 58, 90, 100])
+def test_more_than_the_share_must_stay(percent):
+    for clients in range(2, 120):
+        least = threshold(clients, percent / 100)
+        assert least == clients if percent == 100 else least * 100 > clients * percent
+        assert least == 2 or (least - 1) * 100 <= clients * percent
+        assert 2 * least > clients >= least
+
+
+def shares_told(started, victim, lists):
+    """Of a server that tells every client another list of those whose vectors arrived: shares of either secret."""
+    own, key = {}, {}
+    for place, (client, arrived) in enumerate(lists.items(), start=1):
+        (own if victim in arrived else key)[place] = started.members[client].reveal(arrived)[victim]
+    return own, key
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5])
+def test_a_server_that_tells_clients_different_lists_gets_one_secret_of_a_client_at_most(clients):
+    """Both would give its vector away; each takes more than half of the clients."""
+    given, least = vectors(range(clients)), threshold(clients, SHARE)
+    for lost in product([False, True], repeat=clients - 1):
+        started = Sum(given).masked()
+        lists = {c: [o for o in range(clients) if o or not (c and lost[c - 1])] for c in range(clients)}
+        if clients - 1 < least and any(lost):
+            continue
+        own, key = shares_told(started, 0, lists)
+        assert min(len(own), len(key)) < least
+
+
+def test_a_client_takes_no_part_under_keys_that_are_not_its_own():
+    member, other = Member(0, SHARE), Member(1, SHARE)
+    member.keys()
+    with pytest.raises(BadMessage, match="others for this client than it told"):
+        member.share({0: Member(0, SHARE).keys(), 1: other.keys()})
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_keys_with_which_nobody_can_agree_are_refused(where):
+    keys = Member(0, SHARE).keys()
+    check_keys(keys)
+    half = KEYS // 2
+    with pytest.raises(BadMessage, match="its keys are none"):
+        check_keys(keys[:half] + bytes(half) if where else bytes(half) + keys[half:])
 
 
 def test_a_client_tells_of_each_other_one_secret_and_once():

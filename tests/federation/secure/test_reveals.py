@@ -12,7 +12,7 @@ import fedprotip
 from fedprotip import UsageError
 from fedprotip.federation.secure.desk import blurred
 from fedprotip.inference.statistics import FeatureMap
-from fedprotip.messages import Message
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.parts.private import epsilon
 from fedprotip.models import build_network
@@ -40,6 +40,7 @@ def test_the_table_of_who_sees_what_is_the_ledger(tmp_path, monkeypatch, mode):
     fedprotip.run({**raw, "run": {"threads": 1}}, out=tmp_path / "r")
     found = [json.loads(line) for line in (tmp_path / "r" / "ledger.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in found if line["direction"] == "up"} == documented(mode).keys()
+    assert set(documented(mode).values()) == ({"each", "sum"} if mode == "secure" else {"each"})
     if mode == "secure":
         exchanges = create_method(fedprotip.load_settings(raw)).exchanges
         summed = {kind for kind, seen in documented(mode).items() if seen == "sum"}
@@ -136,10 +137,28 @@ def test_noise_is_promised_for_updates_alone(method, overrides, sentence):
         create_method(small("train.average=uniform", *overrides, method=raw))
 
 
+def test_a_sum_that_is_refused_was_seen_and_is_counted(tmp_path, monkeypatch):
+    pytest.importorskip("dp_accounting")
+    quick(monkeypatch)
+
+    def refuse(whole, server, exchange):
+        if server.progress.round == 1:
+            raise BadMessage("not like those before")
+
+    monkeypatch.setattr("fedprotip.federation.secure.sums.check_whole", refuse)
+    raw = {"name": "fedavg", "secure": True, "secure_noise": 5.0, "secure_clip": 0.5}
+    summary = fedprotip.run(small("train.average=uniform", "stream.tasks=1", method=raw), out=tmp_path / "r")
+    assert "no sum of 'model': not like those before" in (tmp_path / "r" / "events.jsonl").read_text(encoding="utf-8")
+    assert summary["privacy"]["sums"] == 3
+
+
 def test_a_run_says_what_its_noise_promises(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting")
     quick(monkeypatch)
     raw = {"name": "fedavg", "secure": True, "secure_noise": 5.0, "secure_clip": 0.5}
-    fedprotip.run(small("train.average=uniform", "stream.tasks=2", method=raw), out=tmp_path / "r")
+    summary = fedprotip.run(small("train.average=uniform", "stream.tasks=2", method=raw), out=tmp_path / "r")
     said = f"in 6 rounds with (ε, δ) = ({epsilon(5.0, 6):.3g}, 1e-05)"
     assert said in (tmp_path / "r" / "events.jsonl").read_text(encoding="utf-8")
+    assert summary["privacy"] == {"epsilon": pytest.approx(epsilon(5.0, 6)), "delta": 1e-5, "sums": 6}
+    summary = fedprotip.extend(tmp_path / "r", tasks=1)
+    assert summary["privacy"] == {"epsilon": pytest.approx(epsilon(5.0, 9)), "delta": 1e-5, "sums": 9}

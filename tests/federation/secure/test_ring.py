@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.federation.secure.ring import WHOLE, Layout, decode, encode
+from fedprotip.federation.secure.ring import COUNTER, WHOLE, Layout, decode, encode
 from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.parts.training import UNIT
 
 
 def reply(seed, scale=1.0):
@@ -26,8 +27,10 @@ def summed(replies, weights, mean):
     return decode(np.sum(vectors, axis=0, dtype=np.uint64), Layout.of(replies[0]), len(replies), mean)
 
 
-@given(st.lists(st.integers(1, 5000), min_size=2, max_size=9), st.sampled_from([1e-3, 1.0, 1e3]))
-def test_a_weighted_mean(weights, scale):
+@given(st.lists(st.integers(8, 50_000), min_size=2, max_size=9), st.sampled_from([1e-2, 1.0, 1e3]))
+def test_a_weighted_mean(samples, scale):
+    """Of clients with eight samples and more."""
+    weights = [one / UNIT for one in samples]
     replies = [reply(seed, scale) for seed in range(len(weights))]
     whole, exact = summed(replies, weights, mean=True)
     for name in ("a", "b"):
@@ -39,6 +42,26 @@ def test_a_weighted_mean(weights, scale):
         "loss": pytest.approx((len(weights) - 1) / 8),
     }
     assert whole.tensors["none"].shape == (0, 7)
+
+
+def test_counters_and_variances_of_large_federations_fit():
+    """100 clients of 50,000 samples each, which weigh as they do in a round (Training.weight)."""
+    clients, weight = 100, 50_000 / UNIT
+    told = {"running_var": torch.tensor([300.0, 1e-3]), "num_batches_tracked": torch.tensor(10**9)}
+    message = Message("model", told, {"samples": 50_000, "loss": 2.0})
+    vector = encode(message, weight, clients, mean=True)
+    whole, exact = decode(vector * np.uint64(clients), Layout.of(message), clients, mean=True)
+    torch.testing.assert_close(exact["running_var"], told["running_var"].double(), rtol=1e-6, atol=0)
+    assert whole.tensors["num_batches_tracked"] == 10**9
+
+
+@given(st.lists(st.tuples(st.integers(1, 50_000), st.integers(0, 10**7)), min_size=2, max_size=20))
+def test_counters_are_averaged_and_rounded(told):
+    replies = [Message("x", {"n": torch.tensor(count)}) for _, count in told]
+    weights = [samples / UNIT for samples, _ in told]
+    whole, _ = summed(replies, weights, mean=True)
+    plain = sum(w * count for w, (_, count) in zip(weights, told, strict=True)) / sum(weights)
+    assert abs(whole.tensors["n"].item() - plain) <= 0.5 + UNIT / COUNTER  # of clients with one sample
 
 
 def test_a_sum_has_exact_integers():

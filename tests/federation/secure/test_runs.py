@@ -1,6 +1,7 @@
 """Runs with `method.secure`: as without it but for fixed point, on every engine, resumed, and with clients lost."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,16 +9,26 @@ import torch
 
 import fedprotip
 from fedprotip import RunError, UsageError
+from fedprotip.federation.client import Client
+from fedprotip.federation.engines import apart
 from fedprotip.federation.engines.apart import ApartEngine
-from fedprotip.federation.secure.desk import Desk
-from fedprotip.messages import Message
+from fedprotip.federation.parcels import Ask
+from fedprotip.federation.secure.demands import NONE, Demands
+from fedprotip.federation.secure.desk import Desk, as_rows, rows
+from fedprotip.flower.keys import site_key
+from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import base, create_method
 from fedprotip.methods.parts import private
 from fedprotip.seeds import torch_stream
+from fedprotip.store.plain import PlainFolder
 from tests.small import quick, results, small, tensors
 
 pytest.importorskip("cryptography")
 pytest.importorskip("Crypto")
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedprotip.federation.secure.signed import Signer
 
 SHOWN = ["fedavg", "fedprotip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fot", "lda", "ridge"))]
 OPTIONS = {"fedprotip": {"merge": "sketch", "sketch": 16}, "fot": {"width": 32}}
@@ -81,6 +92,7 @@ def test_a_secure_run_is_the_plain_one_but_for_fixed_point(tmp_path, one_secret,
 
 @pytest.mark.parametrize("method", SHOWN)
 @pytest.mark.parametrize("engine", ["apart", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_killed_and_resumed_is_uninterrupted(tmp_path, monkeypatch, one_secret, method, engine):
     """In the middle of a sum: keys are gone with the process, and are made anew."""
     whole = run(tmp_path / "whole", method, f"run.engine={engine}")[1]
@@ -172,6 +184,38 @@ def test_a_changed_vector_spoils_the_sum_and_not_the_run(tmp_path, monkeypatch):
     assert [event["clients"] for event in events(tmp_path / "r", "round")] == [0, 4]
 
 
+def test_a_client_whose_keys_are_none_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+    """They could not agree on a mask with it, and would all be lost."""
+    original = ApartEngine._deliver
+
+    def deliver(self, client, parcel):
+        reply = original(self, client, parcel)
+        if client == 1 and parcel[0].meta.get("phase") == "keys":
+            reply.tensors["keys"].zero_()
+        return reply
+
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1")
+    assert {(event["client"], event["reason"]) for event in events(tmp_path / "r", "failure")} == {
+        (1, "its keys are none")
+    }
+    assert [event["clients"] for event in events(tmp_path / "r", "round")] == [3]
+
+
+@pytest.mark.parametrize("change", [{"exchange": "start"}, {"task": 1}, {"round": 7}])
+def test_a_client_adds_nothing_but_what_all_told_their_keys_for(change):
+    """A server could ask the others for something short and small, and find this one's part in the sum."""
+
+    class Local:
+        settings, client = settings("fedavg"), 1
+
+    desk, ask = Desk(), Ask("model", task=0, round=0, step=3, since=None, keep=0, phase="keys")
+    desk.run = "1"
+    desk.answer(None, Local(), ask, [])
+    with pytest.raises(BadMessage, match="was asked for in a sum of run 1, model, task 0, round 0, question 3"):
+        desk.answer(None, Local(), replace(ask, phase="masked", step=5, **change), [])
+
+
 def test_rubbish_that_a_client_can_see_itself_is_named_by_it(tmp_path, monkeypatch):
     """What the server cannot check any more, the client does: here a loss that is no number."""
     from fedprotip.methods.parts import training
@@ -199,11 +243,22 @@ def transcript(folder, monkeypatch, method):
     return heard
 
 
-def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch, one_secret):
+SUMMED = {
+    "fedavg": {"start", "model"},
+    "fedprotip": {"start", "model", "birth", "sketch", "reference", "statistics", "calibration"},
+    "fot": {"start", "model", "sketch"},
+    "lda": {"statistics", "calibration"},
+    "ridge": {"statistics", "calibration"},
+}
+"""What the server learns of all clients together, by method."""
+
+
+@pytest.mark.parametrize("method", SHOWN)
+def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch, one_secret, method):
     """Masked vectors pass for noise and differ from run to run; beside them there are keys, letters and one bit."""
-    one, other = (transcript(tmp_path / name, monkeypatch, "fedprotip") for name in ("one", "other"))
+    one, other = (transcript(tmp_path / name, monkeypatch, method) for name in ("one", "other"))
     assert len(one) == len(other)
-    long = 0
+    long, layouts = 0, {}
     for (_, ask, reply), (_, _, again) in zip(one, other, strict=True):
         if "phase" not in ask:
             assert ask["exchange"] == "presence"
@@ -212,6 +267,7 @@ def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch, one_
         elif ask["phase"] == "masked":
             assert reply.tensors.keys() == {"sum"}
             assert reply.meta.keys() == {"layout", "step"}
+            layouts.setdefault(ask["step"], set()).add(reply.meta["layout"])
             words, twice = (message.tensors["sum"].numpy() for message in (reply, again))
             assert not (words == twice).any()
             counts = np.bincount(words.view(np.uint8), minlength=256)
@@ -222,8 +278,9 @@ def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch, one_
             assert all(tensor.dtype in (torch.uint8, torch.int64) for tensor in reply.tensors.values())
             assert reply.meta.keys() == {"step"}
     assert long
-    kinds = {json.loads(line)["kind"] for line in (tmp_path / "one/ledger.jsonl").read_text().splitlines()}
-    assert {"secure", "sketch", "reference", "statistics", "calibration", "model"} <= kinds
+    assert all(len(told) == 1 for told in layouts.values())  # the form of a reply says nothing of its client
+    lines = map(json.loads, (tmp_path / "one/ledger.jsonl").read_text().splitlines())
+    assert {line["kind"] for line in lines if line["direction"] == "up"} == {"presence", "secure", *SUMMED[method]}
 
 
 REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
@@ -309,6 +366,164 @@ def test_a_client_that_lost_its_secrets_is_lost_to_the_sum_it_was_in(tmp_path, m
     assert {(event["client"], event["reason"].partition(": ")[2]) for event in events(tmp_path / "r", "failure")} == {
         (3, "it has no keys of this sum any more")
     }
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_client_that_is_lost_at_the_end_of_the_last_sum_leaves_no_secrets(tmp_path, monkeypatch, closes):
+    """Whether it is closed with the engine, or its process has ended long before."""
+    lose(monkeypatch, "unmask", [3])
+    if not closes:
+        monkeypatch.setattr(Client, "close", lambda self: None)
+    run(tmp_path / "r", "fedavg", "stream.tasks=1", "train.rounds=1", "run.engine=apart")
+    assert (tmp_path / "r/clients/3").exists()
+    assert not list(tmp_path.glob("r/clients/*/sum.json"))
+
+
+def test_a_question_beside_sums_removes_secrets_of_the_one_before(tmp_path):
+    class Local:
+        settings, client = settings("fedavg"), 1
+
+    class Clear:
+        in_clear = True
+
+        def answer(self, local):
+            return Message("presence")
+
+    desk, ask = Desk(PlainFolder(tmp_path)), Ask("model", task=0, round=0, step=3, since=None, keep=0, phase="keys")
+    desk.answer(None, Local(), ask, [])
+    assert (tmp_path / "sum.json").exists()
+    desk.answer(Clear(), Local(), replace(ask, exchange="presence", task=1, step=4, phase=""), [])
+    assert not (tmp_path / "sum.json").exists()
+
+
+def asking_for(monkeypatch, demands, client=1):
+    """Let a client be a site that asks something of every plan."""
+
+    def made(path, holding):
+        return Client(path, holding, demands=demands if holding.client == client else NONE)
+
+    monkeypatch.setattr(apart, "Client", made)
+
+
+@pytest.mark.parametrize(
+    ("demands", "secure", "sentence"),
+    [
+        (Demands(True), False, "the plan has method.secure = false, this site has true"),
+        (Demands(True, 0.8), True, "the plan has method.secure_share = 0.5, this site has at least 0.8"),
+        (Demands(True, 0.5, 1.0), True, "the plan has method.secure_noise = 0, this site has at least 1"),
+    ],
+)
+def test_a_site_takes_no_plan_that_protects_it_less_than_it_asks(tmp_path, monkeypatch, demands, secure, sentence):
+    asking_for(monkeypatch, demands)
+    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1", secure=secure)
+    failures = events(tmp_path / "r", "failure")
+    assert {event["client"] for event in failures} == {1}
+    assert all(sentence in event["reason"] for event in failures)
+
+
+def test_a_site_takes_a_plan_that_protects_it_as_it_asks(tmp_path, monkeypatch):
+    asking_for(monkeypatch, Demands(True, 0.5))
+    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1")
+    assert not events(tmp_path / "r", "failure")
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize(
+    ("was", "becomes", "sentence"),
+    [
+        ("secure = true", "secure = false", "the plan has method.secure = false, its run has true"),
+        (
+            "secure_share = 0.6",
+            "secure_share = 0.5",
+            "the plan has method.secure_share = 0.5, its run has at least 0.6",
+        ),
+    ],
+)
+def test_a_plan_cannot_take_protection_away_within_a_run(tmp_path, monkeypatch, anew, was, becomes, sentence):
+    """Before the second round a server asks client 1 in the clear; or a new process of it, told everything anew."""
+    original, plans, heard = ApartEngine._deliver, [], []
+
+    def deliver(self, client, parcel):
+        plans.extend(message for message in parcel if message.kind == "plan")
+        ask = parcel[0].meta
+        if client == 1 and ask.get("phase") == "keys" and ask["round"] == 1:
+            told = {**plans[0].meta, "settings": plans[0].meta["settings"].replace(was, becomes)}
+            assert told != plans[0].meta
+            if anew:
+                del self._clients[1]
+            changed = {name: value for name, value in ask.items() if name != "phase"} | (
+                {"since": None} if anew else {}
+            )
+            parcel = [Message("ask", meta=changed), Message("plan", meta=told), *parcel[1:]]
+            heard.append(1)
+        return original(self, client, parcel)
+
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "method.secure_share=0.6", "train.rounds=3")
+    assert heard
+    (failure,) = events(tmp_path / "r", "failure")
+    assert failure["client"] == 1
+    assert sentence in failure["reason"]
+    assert [event["clients"] for event in events(tmp_path / "r", "round")] == [4, 3, 4]  # it goes on with the true one
+
+
+def test_signatures_are_of_one_run(tmp_path, monkeypatch):
+    """Two runs with one seed have other names, which clients are told with the plan and sign with their keys."""
+    signed, original = [], Signer.sign
+
+    def sign(self, about, keys):
+        signed.append(about)
+        return original(self, about, keys)
+
+    monkeypatch.setattr(Signer, "sign", sign)
+    with_keys(monkeypatch, tmp_path)
+    for name in ("one", "other"):
+        run(tmp_path / name, "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1")
+    names = [about.split(", ")[0] for about in signed]
+    assert all(len(name) == len("run ") + 32 for name in names)
+    assert len(set(names)) == 2
+
+
+def with_keys(monkeypatch, folder):
+    """Let every client be a site that has a key; no roster, so they believe the first key that they see."""
+
+    def client(path, holding):
+        number = holding.client
+        site_key(folder / f"{number}.key")
+        return Client(path, holding, signer=Signer(number, folder / f"{number}.key", PlainFolder(path, path.parent)))
+
+    monkeypatch.setattr(apart, "Client", client)
+
+
+def test_sites_with_keys_give_the_bytes_of_those_without(tmp_path, monkeypatch):
+    """But for signatures, which are zeros there."""
+    plain = run(tmp_path / "plain", "fedavg", "run.engine=apart")[1]
+    with_keys(monkeypatch, tmp_path)
+    assert run(tmp_path / "keys", "fedavg", "run.engine=apart")[1] == plain
+    known = [(tmp_path / f"keys/clients/{client}/known-keys").read_text() for client in range(4)]
+    assert len(set(known)) == 1
+    assert len(known[0].splitlines()) == 4
+
+
+def test_a_site_that_is_told_a_swapped_key_takes_no_part_and_the_run_says_so(tmp_path, monkeypatch):
+    """By the server, from the second round on; the others' sum is made without that site."""
+    original, own = ApartEngine._deliver, X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+    def deliver(self, client, parcel):
+        if client == 1 and parcel[0].meta.get("phase") == "shares" and parcel[0].meta["round"] == 1:
+            (told,) = [message for message in parcel if message.kind == "secure"]
+            entries = rows(told, "keys")
+            entries[3] = own + entries[3][len(own) :]
+            parcel = [Message("secure", as_rows(entries, "keys")) if m is told else m for m in parcel]
+        return original(self, client, parcel)
+
+    with_keys(monkeypatch, tmp_path)
+    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
+    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1")
+    (failure,) = events(tmp_path / "r", "failure")
+    assert (failure["client"], failure["round"]) == (1, 1)
+    assert "the keys of client 3 are not signed by its key, so this site takes no part" in failure["reason"]
+    assert [event["clients"] for event in events(tmp_path / "r", "round")] == [4, 3]
 
 
 def test_gaussians_of_a_client_are_its_secret_and_last(tmp_path):

@@ -138,8 +138,9 @@ def scored(count, right=0, loss=1.0):
     losses = torch.full((1, len(TEMPERATURES)), loss * count, dtype=torch.float64)
     hits = torch.zeros(1, len(TEMPERATURES), 2, SURE, dtype=torch.int64)
     hits[:, :, 0, 5], hits[:, :, 1, 5] = count, min(right, count)
-    told = {"right": torch.tensor([right]), "loss": losses, "hits": hits, "distances": distances}
-    return Message("calibration", told)
+    counts = torch.tensor([right])
+    told = {"right": counts, "still": counts.clone(), "loss": losses, "hits": hits, "distances": distances}
+    return Message("calibration", told | {"apart": torch.zeros(1, 1, dtype=torch.int64)})
 
 
 def test_no_more_is_scored_than_can_be_held_back(tmp_path):
@@ -156,6 +157,14 @@ def test_no_more_is_scored_than_can_be_held_back(tmp_path):
         exchange.check(scored(10, loss=50.1), site)
     with pytest.raises(BadMessage, match="more answers are right"):
         exchange.check(scored(10, right=11), site)
+    lasting = scored(10, right=5)
+    lasting.tensors["still"] += 1
+    with pytest.raises(BadMessage, match="still right"):
+        exchange.check(lasting, site)
+    otherwise = scored(10, right=5)
+    otherwise.tensors["apart"] += 1
+    with pytest.raises(BadMessage, match="not apart as often"):
+        exchange.check(otherwise, site)
     for part, place in ((0, 6), (1, 4)):  # a sample too many, or a right answer that nobody gave
         strange = scored(10)
         strange.tensors["hits"][0, 7, part, place] = 1

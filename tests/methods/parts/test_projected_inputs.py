@@ -209,6 +209,7 @@ def test_the_larger_side_is_not_projected():
     assert one_round(LAYERS["conv"], {}, 0.3, True, batch=3)[3] == 6
 
 
+@pytest.mark.slow
 def test_a_round_by_inputs_leaves_no_rounding_behind():
     """Many small steps: without the last pull, rounding would have added up to six times as much."""
     train = {"lr": 1e-3, "momentum": 0.9}

@@ -83,6 +83,7 @@ def test_a_full_subspace_leaves_nothing_to_learn(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_rounding_does_not_add_up_over_many_rounds(tmp_path):
     """A hundred rounds with small steps: the change is tiny against the weights, the leak still below 1e-5 of it."""
     train = {"rounds": 100, "lr": 0.01, "epochs": 2}

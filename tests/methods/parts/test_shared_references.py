@@ -1,10 +1,14 @@
 """One reference per task from sums over clients: that of all their samples together."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from fedprotip.inference.route import references
-from fedprotip.messages import Message
-from fedprotip.methods.parts.references import STATE, pooled
+from fedprotip.messages import BadMessage, Message
+from fedprotip.methods.parts import references as exchange
+from fedprotip.methods.parts.references import PARTS, STATE, SharedReferences, pooled
 from fedprotip.methods.state import Knowledge
 
 D, TASKS = 6, 2
@@ -54,3 +58,50 @@ def test_a_task_that_nobody_has_any_more_keeps_its_reference():
     assert found["references/values"][0, 0, 1].isnan()
     assert not found["references/values"][0, 1].isnan().any()
     assert found["references/counts"].tolist() == [[9, 7]]
+
+
+class Told:
+    """A client at the end of a task: `refer` says what it knows about all of them."""
+
+    def __init__(self, task):
+        self.task = task
+
+
+def test_what_was_summed_before_is_not_summed_again(monkeypatch):
+    """The second sum without a client would tell its part; new tasks and new bases are in no earlier sum."""
+    whole = dict(zip(PARTS, (torch.full((3, 3), 2.0), torch.ones(3, 3), torch.tensor([4, 5, 6])), strict=True))
+    monkeypatch.setattr(exchange, "refer", lambda local: Message("reference", whole))
+    told = SharedReferences().answer(Told(2)).tensors
+    for part in ("values", "variances"):
+        assert not told[part][:2, :2].any()
+        assert (told[part][2] > 0).all()
+        assert (told[part][:, 2] > 0).all()
+        assert (whole[part] > 0).all()  # the client keeps all of it
+
+
+def test_references_of_earlier_tasks_stay_whoever_is_lost_afterwards():
+    known, clients = Knowledge(STATE), [[features(one, task, 5 + one) for task in range(2)] for one in range(3)]
+    known.update(pooled(summed([[tasks[0]] for tasks in clients], bases(1)), known))
+    later = summed(clients[:2], bases(2))  # the third is gone
+    for part in ("values", "variances"):
+        later.tensors[part][0, 0] = 0
+    found = pooled(later, known)
+    torch.testing.assert_close(found["references/values"][0, 0, 0].float(), known["references/values"][0, 0, 0])
+    assert found["references/counts"].tolist() == [[18, 11]]
+    first = torch.cat([tasks[0] for tasks in clients[:2]]).double()
+    energy = (first @ bases(2)[1].double()).square().sum(1).mean()
+    torch.testing.assert_close(found["references/values"][0, 0, 1], energy.sqrt())  # by the counts that came with it
+
+
+def test_squares_of_energies_fit_their_sums():
+    """Also of clients that are not alike, and of energies that vanish as they are rounded for a sum."""
+    shared, site = SharedReferences(), SimpleNamespace(task=1)
+    uneven = summed([[features(0, 0, 1), features(0, 1, 1)], [100 * features(1, 0, 1), features(1, 1, 900)]], bases())
+    shared.check(uneven, site)
+    for tiny in (1e-3, 1e-6, 0.0):
+        one = {"values": torch.full((2, 2), tiny), "variances": torch.full((2, 2), 3 * tiny**2)}
+        rounded = {name: (part.double() * 2**16).round() / 2**16 for name, part in one.items()}
+        shared.check(Message("reference", {**rounded, "counts": torch.ones(2, dtype=torch.int64)}), site)
+    uneven.tensors["variances"][0, 1] = 3.1 * uneven.tensors["values"][0, 1] ** 2
+    with pytest.raises(BadMessage, match="a variance is larger"):
+        shared.check(uneven, site)

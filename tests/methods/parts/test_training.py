@@ -9,7 +9,7 @@ import torch
 
 from fedprotip.errors import UsageError
 from fedprotip.messages import Message
-from fedprotip.methods.parts.training import Training, build_optimizer, local_batches
+from fedprotip.methods.parts.training import UNIT, Training, build_optimizer, local_batches
 from fedprotip.settings import TrainSettings, load
 
 
@@ -68,7 +68,7 @@ def test_options_reach_the_optimiser():
     assert optimizer.defaults["weight_decay"] == 0.3
 
 
-@pytest.mark.parametrize(("average", "expected"), [("weighted", 7.0), ("uniform", 1.0)])
+@pytest.mark.parametrize(("average", "expected"), [("weighted", 7 / UNIT), ("uniform", 1.0)])
 def test_a_model_weighs_its_samples_unless_all_weigh_the_same(average, expected):
     site = SimpleNamespace(settings=load({"train": {"average": average}}), most=math.inf)
     assert Training().weight(Message("model", meta={"samples": 7, "loss": 0.5}), site) == expected

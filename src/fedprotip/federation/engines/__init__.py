@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+from fedprotip.errors import UsageError
+from fedprotip.federation.engines import flower
 from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.engines.base import Engine, Private
 from fedprotip.federation.engines.local import LocalEngine
 from fedprotip.federation.engines.pool import PoolEngine
+from fedprotip.federation.engines.simulation import simulated
 from fedprotip.federation.server import Server
 from fedprotip.models import build_network
 from fedprotip.settings import Settings
@@ -25,7 +28,16 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
         plain = settings.model_copy(update={"model": settings.model.model_copy(update={"weights": ""})})
         network = build_network(plain, stream.dataset.image_shape, server.method.routes).to(server.site.device)
         return LocalEngine(server, network, store, server.cache)
+    across = flower.over.get()
+    if settings.run.engine == "flower" and across:
+        if settings.run.geometry:
+            raise UsageError("run.geometry looks at what clients keep, which is at their sites; the valid value is 0.")
+        plan = flower.plan_of(settings, stream, server.progress.task)
+        nodes = flower.Sites(across, plan, PlainFolder(folder), settings.run.patience)
+        return flower.FlowerEngine(across.grid, nodes, settings.run.timeout, plan)
     sites = PlainFolder(folder).inner(SITES).make().path
+    if settings.run.engine == "flower":
+        return simulated(stream, settings, sites)
     return PoolEngine(stream, settings, sites) if settings.run.engine == "pool" else ApartEngine(stream, sites)
 
 

@@ -250,7 +250,7 @@ class Host:
 
 def main(connection: Connection) -> None:
     """A worker process: answers until the run hangs up, or is gone."""
-    Thread(target=_end_with_the_run, daemon=True).start()
+    Thread(target=end_with_the_run, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         what = json.loads(connection.recv_bytes())
         torch.set_num_threads(what["threads"])
@@ -265,7 +265,7 @@ def main(connection: Connection) -> None:
             connection.send_bytes(_stopped(error))
 
 
-def _end_with_the_run() -> None:
+def end_with_the_run() -> None:
     """A run that was killed may be resumed at once: nobody else may be at work in the folders of its clients then."""
     run = parent_process()
     if run is not None:

@@ -16,12 +16,12 @@ from fedprotip.methods.local import Local
 from fedprotip.methods.parts.private import normal
 from fedprotip.settings import MethodSettings
 from fedprotip.store.plain import PlainFolder
+from fedprotip.store.site import SECRETS
 
 if TYPE_CHECKING:
     from fedprotip.federation.secure.masks import Member
+    from fedprotip.federation.secure.signed import Signer
 
-SECRETS = "sum.json"
-"""File of a client's folder while a sum is under way."""
 CLIENTS, LETTERS, COMMITTED, SUM, LAYOUT = "clients", "letters", "committed", "sum", "layout"
 """Names in the messages of a secure sum."""
 
@@ -29,22 +29,29 @@ CLIENTS, LETTERS, COMMITTED, SUM, LAYOUT = "clients", "letters", "committed", "s
 class Desk:
     """At most one sum is under way; a client that lost its secrets has none, and is lost to the sum it was in."""
 
-    def __init__(self, folder: PlainFolder | None = None) -> None:
-        """`folder`: where secrets are kept while a sum is under way, as a client's process may end after any answer."""
-        self._folder = folder
+    def __init__(self, folder: PlainFolder | None = None, signer: "Signer | None" = None) -> None:
+        """`folder`: where secrets are kept while a sum is under way, as a client's process may end after any answer.
+
+        `signer`: of a site that has a key.
+        """
+        self._folder, self._signer = folder, signer
         self._member: Member | None = None
+        self.run = ""  # as the plan names it
 
     def answer(self, exchange: Exchange, local: Local, ask: Ask, parcel: Parcel) -> Message:
         """The answer of a client to a question, as a masked part of a sum where that is asked for."""
         if not ask.phase:
+            self.close()
             if local.settings.method.secure and not exchange.in_clear:
                 raise BadMessage(f"{exchange.name!r} was asked for in the clear, which method.secure rules out")
             return exchange.answer(local)
-        member = self._new(local) if ask.phase == KEYS else self._kept()
+        member = self._new(local, ask) if ask.phase == KEYS else self._kept()
+        if not member.about.startswith(about(ask, self.run)):
+            raise BadMessage(f"{about(ask, self.run)}was asked for in a sum of {member.about}")
         told = next((message for message in parcel if message.kind == SECURE), Message(SECURE))
         steps: dict[str, Callable[[], Message]] = {
-            KEYS: lambda: Message(SECURE, {KEYS: as_tensor(member.keys())}),
-            SHARES: lambda: share(member, told),
+            KEYS: lambda: tell_keys(member, self._signer),
+            SHARES: lambda: share(member, told, self._signer),
             MASKED: lambda: mask(member, told, exchange, local),
             UNMASK: lambda: unmask(member, told),
         }
@@ -52,10 +59,14 @@ class Desk:
         self._keep(None if ask.phase == UNMASK else member)  # before it answers: no step is made twice
         return reply
 
-    def _new(self, local: Local) -> "Member":
+    def close(self) -> None:
+        """No sum is under way any more: one in which this client was lost leaves no secrets behind."""
+        self._keep(None)
+
+    def _new(self, local: Local, ask: Ask) -> "Member":
         from fedprotip.federation.secure.masks import Member
 
-        return Member(local.client, local.settings.method.secure_share)
+        return Member(local.client, local.settings.method.secure_share, f"{about(ask, self.run)}question {ask.step}")
 
     def _kept(self) -> "Member":
         from fedprotip.federation.secure.masks import Member
@@ -74,9 +85,26 @@ class Desk:
             self._folder.remove(SECRETS)
 
 
-def share(member: "Member", told: Message) -> Message:
-    """Letters to all others, in the order of clients."""
-    committed, letters = member.share(rows(told, KEYS))
+def about(ask: Ask, run: str) -> str:
+    """What a sum is of. All its clients told it with their keys: nobody can be led to add something else."""
+    return f"run {run}, {ask.exchange}, task {ask.task}, round {ask.round}, "
+
+
+def tell_keys(member: "Member", signer: "Signer | None") -> Message:
+    from fedprotip.federation.secure.signed import UNSIGNED
+
+    keys = member.keys()
+    return Message(SECURE, {KEYS: as_tensor(keys + (signer.sign(member.about, keys) if signer else UNSIGNED))})
+
+
+def share(member: "Member", told: Message, signer: "Signer | None") -> Message:
+    """Letters to all others, in the order of clients; none where a site with a key finds others not signed."""
+    from fedprotip.federation.secure import masks
+
+    entries = rows(told, KEYS)
+    if signer:
+        signer.check(member.about, entries)
+    committed, letters = member.share({client: entry[: masks.KEYS] for client, entry in entries.items()})
     tensors = {COMMITTED: as_tensor(committed), **as_rows(letters, LETTERS)}
     return Message(SECURE, tensors)
 

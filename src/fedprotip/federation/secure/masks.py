@@ -43,10 +43,15 @@ PIECE = 2**17
 def threshold(clients: int, share: float) -> int:
     """How many of the clients that told their keys must stay to the end: more than this share, and two at least.
 
+    All of them where the share is 1. From a half on no two groups of clients can each reach it: a server that tells
+    some that a client is lost, and others that it is not, gets one of its secrets at most.
+
     >>> [threshold(clients, 0.5) for clients in (1, 2, 3, 4, 5, 100)]
     [2, 2, 2, 3, 3, 51]
+    >>> threshold(100, 0.58), threshold(100, 1.0)
+    (59, 100)
     """
-    return max(int(clients * share) + 1, FEWEST) if share < 1 else max(clients, FEWEST)
+    return max(min(int(round(clients * share, 6)) + 1, clients), FEWEST)
 
 
 def session_of(roster: Mapping[int, bytes]) -> bytes:
@@ -58,8 +63,9 @@ def session_of(roster: Mapping[int, bytes]) -> bytes:
 class Member:
     """A client in one sum. Every step is made once, in this order; anything else is refused."""
 
-    def __init__(self, client: int, share: float) -> None:
-        self.client, self._share, self._step = client, share, 0
+    def __init__(self, client: int, share: float, about: str = "") -> None:
+        """`about`: the question at which it began, which signatures of its keys are bound to."""
+        self.client, self._share, self.about, self._step = client, share, about, 0
         self._letters = X25519PrivateKey.generate()
         self._seed, self._own = secrets.token_bytes(SECRET), secrets.token_bytes(SECRET)
         self._roster: dict[int, bytes] = {}
@@ -78,16 +84,22 @@ class Member:
 
     def keys(self) -> bytes:
         self._turn(0)
-        return self._letters.public_key().public_bytes_raw() + _key_of(self._seed).public_key().public_bytes_raw()
+        return self._told_keys
+
+    @property
+    def _told_keys(self) -> bytes:
+        return self._letters.public_key().public_bytes_raw() + _public_of(self._seed)
 
     def share(self, roster: Mapping[int, bytes]) -> tuple[bytes, dict[int, bytes]]:
         """What the own mask is committed to, and a letter to every other client of the roster."""
         self._turn(1)
         if self.client not in roster or len(roster) < FEWEST or any(len(keys) != KEYS for keys in roster.values()):
             raise BadMessage(f"a list of {len(roster)} clients came that no sum can be made of")
+        if roster[self.client] != self._told_keys:
+            raise BadMessage("a list of keys came with others for this client than it told")
         self._roster, self._session = dict(sorted(roster.items())), session_of(roster)
         places = range(1, len(self._roster) + 1)
-        parts = [dict(Shamir.split(self.least, len(places), secret)) for secret in (self._own, self._seed)]
+        parts = [dict(Shamir.split(self.least, len(places), secret, False)) for secret in (self._own, self._seed)]
         letters = {}
         for place, other in zip(places, self._roster, strict=True):
             own, seed = (part[place] for part in parts)
@@ -136,13 +148,13 @@ class Member:
         held = [[client, own.hex(), seed.hex()] for client, (own, seed) in self._held.items()]
         roster = [[client, keys.hex()] for client, keys in self._roster.items()]
         secret = [part.hex() for part in (self._letters.private_bytes_raw(), self._seed, self._own)]
-        return json.dumps([self.client, self._share, self._step, secret, roster, held])
+        return json.dumps([self.client, self._share, self.about, self._step, secret, roster, held])
 
     @classmethod
     def read(cls, text: str) -> "Member":
         """The member that `text` was of."""
-        client, share, step, secret, roster, held = json.loads(text)
-        member = cls(client, share)
+        client, share, about, step, secret, roster, held = json.loads(text)
+        member = cls(client, share, about)
         letters, member._seed, member._own = map(bytes.fromhex, secret)
         member._letters, member._step = X25519PrivateKey.from_private_bytes(letters), step
         member._roster = {one: bytes.fromhex(keys) for one, keys in roster}
@@ -206,7 +218,7 @@ def _found(
     if len(shares) < least:
         return None
     for chosen in _choices(shares, least):
-        secret = Shamir.combine(list(chosen))
+        secret = Shamir.combine(list(chosen), False)
         if hmac.compare_digest(image(secret), known):
             return secret
     return None
@@ -220,6 +232,15 @@ def _choices(shares: Sequence[tuple[int, bytes]], least: int) -> Iterable[Sequen
             yield [share for place, share in enumerate(shares[: least + 1]) if place != left_out]
 
 
+def check_keys(keys: bytes) -> None:
+    """BadMessage where nobody can agree on a secret with the owner of these keys: points of small order."""
+    try:
+        for start in range(0, KEYS, KEY):
+            X25519PrivateKey.generate().exchange(_public(keys[start : start + KEY]))
+    except ValueError:
+        raise BadMessage("its keys are none") from None
+
+
 def commitment(own: bytes, session: bytes) -> bytes:
     return hmac.digest(own, b"commitment" + session, "sha256")
 
@@ -229,9 +250,13 @@ def own_key(own: bytes, session: bytes) -> bytes:
 
 
 def check_of(vector: np.ndarray, session: bytes) -> np.uint64:
-    """A linear combination of a vector: that of a sum is the sum of theirs, if nothing was changed."""
+    """A linear combination of a vector: that of a sum is the sum of theirs, if nothing was changed.
+
+    Factors are odd, so that no change of one number is lost, not even of its highest bit.
+    """
     factors = np.zeros(len(vector), dtype=np.uint64)
     add_mask(factors, _derive(session, session, "check"))
+    np.bitwise_or(factors, np.uint64(1), out=factors)
     return np.multiply(factors, vector, out=factors).sum(dtype=np.uint64)
 
 

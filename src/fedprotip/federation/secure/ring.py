@@ -17,6 +17,8 @@ from fedprotip.store.files import Tensors
 
 WHOLE = 2.0**62
 """The absolute value of a sum stays below this: a quarter of the ring, so that what cannot be a sum is noticed."""
+COUNTER = 2.0**8
+"""Instead of 2^fraction for integers in a mean: it is rounded to one of them, and they may be large."""
 COUNT, WEIGHT = 0, 1
 """The first places of every vector: one for each client, and its weight."""
 DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64)}
@@ -70,7 +72,7 @@ def encode(message: Message, weight: float, clients: int, mean: bool, fraction: 
     """A reply with its weight, as integers modulo 2^64; BadMessage where the sum of so many clients could overflow.
 
     mean: everything but metadata is multiplied by the weight, to be divided by the sum of all weights. Else integers
-    stay integers. `fraction`: bits behind the point.
+    stay integers. `fraction`: bits behind the point of other numbers.
     """
     most, one = WHOLE / clients, 2.0**fraction
     parts = [np.ones(1, dtype=np.uint64), _fixed("the weight", torch.tensor([weight], dtype=torch.float64), one, most)]
@@ -80,7 +82,8 @@ def encode(message: Message, weight: float, clients: int, mean: bool, fraction: 
     for name, tensor in sorted(message.tensors.items()):
         flat = tensor.detach().cpu().reshape(-1)
         if tensor.is_floating_point() or mean:
-            parts.append(_fixed(name, flat.double(), weight * one, most))
+            scale = one if tensor.is_floating_point() else COUNTER
+            parts.append(_fixed(name, flat.double(), weight * scale, most))
         else:
             parts.append(_whole(name, flat.long(), most))
     return np.concatenate(parts)
@@ -124,7 +127,8 @@ def decode(total: np.ndarray, layout: Layout, clients: int, mean: bool, fraction
         part, dtype = values[start : start + math.prod(shape)].view(shape), DTYPES[kind]
         start += math.prod(shape)
         if mean or dtype.is_floating_point:
-            part = part.double() / (one * (weight if mean else 1.0))
+            scale = one if dtype.is_floating_point else COUNTER
+            part = part.double() / (scale * (weight if mean else 1.0))
         exact[name] = part if dtype.is_floating_point or not mean else part.round().long()
         rounded[name] = exact[name].to(dtype)
     return Message("", rounded, meta), exact

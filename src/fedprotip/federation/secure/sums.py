@@ -74,14 +74,16 @@ class Questions:
 
     def sum(self) -> tuple[Message, Tensors, list[int]]:
         """The sum as one reply, the same unrounded, and whose it is."""
+        from fedprotip.federation.secure import masks
         from fedprotip.federation.secure.masks import threshold, unmask
 
         asked = self._server.clients(self._exchange, self._round)
-        roster = dict(self._ask(KEYS, dict.fromkeys(asked, ()), read_keys))
+        entries = dict(self._ask(KEYS, dict.fromkeys(asked, ()), read_keys))
+        roster = {client: entry[: masks.KEYS] for client, entry in entries.items()}
         self._enough(roster, threshold(len(asked), self._share))
         least = threshold(len(roster), self._share)
 
-        told = Message(SECURE, as_rows(roster, KEYS))
+        told = Message(SECURE, as_rows(entries, KEYS))  # with signatures, which are for the clients to check
         read_all = partial(read_shares, roster=roster)
         sent = dict(self._ask(SHARES, dict.fromkeys(roster, (told,)), read_all))
         self._enough(sent, least)
@@ -128,8 +130,7 @@ class Questions:
         crossed: Crossed = {client: [] for client in beside}
 
         def request(client: int) -> Request:
-            log = lambda way, message: crossed[client].append((way, message))  # noqa: E731
-            return server.request(client, self._exchange, self._round, log, phase, beside[client])
+            return server.request(client, self._exchange, self._round, crossed[client], phase, beside[client])
 
         for reply in self._engine.ask(map(request, list(crossed))):
             found, refused = None, reply.error
@@ -159,10 +160,12 @@ class Questions:
 
 
 def read_keys(client: int, reply: Message) -> bytes:
-    from fedprotip.federation.secure import masks
+    from fedprotip.federation.secure import masks, signed
 
-    reply.check(SECURE, {KEYS: Spec((masks.KEYS,), torch.uint8)}).check_meta()
-    return reply.tensors[KEYS].numpy().tobytes()
+    reply.check(SECURE, {KEYS: Spec((masks.KEYS + signed.SIGNED,), torch.uint8)}).check_meta()
+    entry = reply.tensors[KEYS].numpy().tobytes()
+    masks.check_keys(entry[: masks.KEYS])
+    return entry
 
 
 def read_shares(client: int, reply: Message, roster: Mapping[int, bytes]) -> tuple[bytes, Letters]:

@@ -14,13 +14,13 @@ from fedprotip.methods.local import Local
 from fedprotip.methods.parts.moments import Moments
 from fedprotip.methods.parts.protection import ROUTING, append_bases, protection
 from fedprotip.methods.parts.robust import is_robust, supported
+from fedprotip.methods.parts.wear import LEFT
 from fedprotip.methods.site import Site
 from fedprotip.models.capture import Layer, capture, find_layers
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
-from fedprotip.subspace.bank import SubspaceBank
 from fedprotip.subspace.basis import Core, Earlier, core_basis, core_of_moment
 from fedprotip.subspace.merge import EnergyMerge, Merger, UnionMerge
 from fedprotip.subspace.project import Projector
@@ -77,7 +77,8 @@ class Bases(Exchange):
         """Core bases of every layer, and of the final features, whose moments stay with the client."""
         options, view = self.options, protection(local.site)
         view.forget_anchors()
-        cores = {name: Core(torch.zeros(len(p.basis), 0), torch.zeros(0), 0.0) for name, p in view.earlier.items()}
+        # of a full layer, or one that nothing passes, no direction
+        cores = {name: Core(torch.zeros(d, 0), torch.zeros(0), 0.0) for name, d in self.widths(local.site).items()}
         moments = Moments(local.network.features)
         cores |= self.layer_cores(local, moments.add)
         self._complete(moments, local).keep(local)
@@ -133,6 +134,11 @@ class Bases(Exchange):
             if not name.startswith(frozen) and not full.issuperset(layer.name for layer in group)
         }
 
+    def widths(self, site: Site) -> dict[str, int]:
+        """The bases that a client tells, with their widths d: of layers with room, and of all that had some before."""
+        earlier = {name: len(projector.basis) for name, projector in protection(site).earlier.items()}
+        return {layer.name: layer.d for group in self.layers(site).values() for layer in group} | earlier
+
     def _complete(self, moments: Moments, local: Local) -> Moments:
         """Moments of the final features of m_s images, of which some have been added already."""
         for batch in local.images(self.options.columns, local.settings.evaluate.batch, after=moments.samples):
@@ -142,12 +148,7 @@ class Bases(Exchange):
     # Server: Eq. 10
 
     def check(self, message: Message, site: Site) -> None:
-        bank, features = SubspaceBank.from_tensors(site.known), site.network.features
-        layers = {lay.name: lay.d for group in find_layers(site.network.backbone, False).values() for lay in group}
-        names = {name for name in message.tensors if not name.startswith(SIGMA) and name != ROUTING}
-        if not names <= layers.keys() or (bank.layers and names != bank.layers.keys()):
-            raise BadMessage(f"bases of {sorted(names)} came, expected {sorted(bank.layers or layers)}")
-        widths = {name: layers[name] for name in sorted(names)} | {ROUTING: features}
+        widths = self.widths(site)
         most = self.options.columns  # no more directions than columns
         specs = {
             name: Spec((d, -1), self.precision, orthonormal=True, at_most=min(d, most)) for name, d in widths.items()
@@ -195,7 +196,8 @@ class Bases(Exchange):
             merged[ROUTING] = inside.result()
         if merged[ROUTING].shape[1] == 0:  # all features are zero: any direction serves
             merged[ROUTING] = torch.eye(site.network.features, 1)
-        return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()})
+        left = {name: merger.left for name, merger in mergers.items() if name != ROUTING}
+        return Message(self.name, {name: basis.to(self.precision) for name, basis in merged.items()}, {"left": left})
 
     def _told(self, combined: Any) -> Iterator[tuple[str, Core]]:
         """The bases of all layers of one client after another."""
@@ -244,3 +246,6 @@ class Bases(Exchange):
 
     def receive(self, message: Message, site: Site) -> None:
         append_bases(message.tensors, site)
+        site.known.update(
+            {f"{LEFT.name}/{name}": torch.tensor([share]) for name, share in message.meta.get("left", {}).items()}
+        )

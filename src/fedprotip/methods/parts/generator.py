@@ -159,7 +159,7 @@ class Synthesis:
 
     def make(self, targets: Tensor, score: Score) -> Tensor:
         """The best images (n, c, h, w) of 0…1 of one round, which should be these outputs of the teacher (n,)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how images are made")
 
     def targets(self) -> Tensor:
         """Outputs of the teacher that the images of a round are to be (n,): any of them, as likely as any other."""

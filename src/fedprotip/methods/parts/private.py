@@ -50,7 +50,7 @@ def _refuse_noise(place: str, exchanges: Sequence[Exchange], settings: Settings)
     if settings.train.average != "uniform":
         raise UsageError("method.secure_noise needs train.average = 'uniform': numbers of samples would be told.")
     if find_spec("dp_accounting") is None:
-        raise UsageError("method.secure_noise needs dp-accounting; install it with: pip install dp-accounting.")
+        raise UsageError("method.secure_noise needs dp-accounting; install it with: pip install 'fedprotip[noise]'.")
 
 
 def gaussian(local: Local, purpose: str, name: str, rows: int, columns: int) -> Tensor:

@@ -22,6 +22,8 @@ TOLD = "told"
 """Where a client keeps what it told last."""
 TOGETHER = 2**20
 """Numbers of second moments that are looked at together: many of few features, few of many."""
+ROUNDED = 1e-6
+"""Error of an energy, as a share of the largest one of its task."""
 
 _OWN = {"values": Form("t t"), "variances": Form("t t"), "counts": Form("t", torch.int64)}
 _ALL = {"clients": Form("k", torch.int64), "values": Form("k t t"), "variances": Form("k t t")}
@@ -40,7 +42,9 @@ class References(Exchange):
         return refer(local)
 
     def check(self, message: Message, site: Site) -> None:
+        """Of energies with the mean e, normal features have a variance of 2·e² at most: 2·tr(C²) + 4·mᵀCm."""
         check_references(message, site.task)
+        check_spread(message.tensors["values"].double().square(), message.tensors["variances"].double(), 2)
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         """It refers to samples that it has; what it told about earlier tasks stays, or was lost."""
@@ -69,21 +73,28 @@ class References(Exchange):
 class SharedReferences(References):
     """One reference per task, of the samples of all clients together: what a sum can tell.
 
-    A vote over clients needs each of them; here it is a vote of one.
+    A vote over clients needs each of them; here it is a vote of one. What was summed at an earlier task is not summed
+    again: of two sums of the same, the second without a client, the difference is that client's part.
     """
 
     combine, fraction = "sum", 16
 
     def answer(self, local: Local) -> Message:
-        """Sums of ‖U_t U_tᵀ a‖² and of its square over the client's features a of every task."""
+        """Sums of ‖U_t U_tᵀ a‖² and of its square over the client's features a of every task, where one is new."""
         told = refer(local).tensors
         values, variances, counts = (told[part].double() for part in PARTS)
         energies, n = values.square(), counts[:, None]
-        tensors = dict(zip(PARTS, (n * energies, n * (variances + energies.square()), counts.long()), strict=True))
-        return Message(self.name, tensors)
+        sums = n * energies, n * (variances + energies.square())
+        for table in sums:
+            table[: local.task, : local.task] = 0
+        return Message(self.name, dict(zip(PARTS, (*sums, counts.long()), strict=True)))
 
     def check(self, message: Message, site: Site) -> None:
+        """Σ n·(variance + e²) ≤ Σ 3·n·e² ≤ 3·(Σ n·e)², also over clients; both sums are rounded for each of them."""
         check_references(message, site.task, torch.float64)
+        energies, squares, counts = (message.tensors[part].double() for part in PARTS)
+        rounded = counts[:, None] * 2.0**-self.fraction
+        check_spread(energies + rounded, squares - rounded, 3)
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         counts = message.tensors["counts"]
@@ -99,7 +110,7 @@ class SharedReferences(References):
 
 
 def pooled(combined: Message, knowledge: Knowledge) -> dict[str, Tensor]:
-    """The references (1, T, T) that sums over all clients lead to; of tasks that nobody has any more, the old ones."""
+    """The references (1, T, T) that sums over all clients lead to: new tasks and new bases; the others stay."""
     counts = combined.tensors["counts"]
     n = counts.double().clamp_min(1)[:, None]
     energies, squares = combined.tensors["values"].double() / n, combined.tensors["variances"].double() / n
@@ -107,11 +118,9 @@ def pooled(combined: Message, knowledge: Knowledge) -> dict[str, Tensor]:
     values[counts == 0], variances[counts == 0] = torch.nan, torch.nan
     if "references/counts" in knowledge:
         before = knowledge["references/counts"][0]
-        lost = (counts[: len(before)] == 0) & (before > 0)
         for part, table in (("values", values), ("variances", variances)):
-            known = knowledge[f"references/{part}"][0].double()
-            table[: len(before), : len(before)][lost] = known[lost]
-        counts = torch.cat([torch.where(lost, before, counts[: len(before)]), counts[len(before) :]])
+            table[: len(before), : len(before)] = knowledge[f"references/{part}"][0].double()
+        counts = torch.cat([before, counts[len(before) :]])
     found = {"clients": torch.zeros(1, dtype=torch.int64), "values": values[None], "variances": variances[None]}
     return {f"references/{part}": table for part, table in (found | {"counts": counts[None]}).items()}
 
@@ -153,6 +162,13 @@ def check_references(message: Message, task: int, dtype: torch.dtype = torch.flo
         raise BadMessage("a reference, a variance or a count is negative")
     if (message.tensors["counts"] > SAMPLES).any():
         raise BadMessage("a count is impossible")
+
+
+def check_spread(energies: Tensor, squares: Tensor, most: float) -> None:
+    """Raise BadMessage where a variance or a mean square (S, T) is more than `most` times the energy² it is of."""
+    energies = energies + ROUNDED * energies.amax(1, keepdim=True)
+    if (squares > (1 + 1e-3) * most * energies.square() + torch.finfo(torch.float32).tiny).any():
+        raise BadMessage("a variance is larger than features of such references can have")
 
 
 def collected(replies: Iterable[tuple[int, Message]], knowledge: Knowledge, task: int) -> dict[str, Tensor]:

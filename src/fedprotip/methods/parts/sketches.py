@@ -13,7 +13,7 @@ from fedprotip.methods.parts.private import gaussian
 from fedprotip.methods.parts.protection import ROUTING
 from fedprotip.methods.site import Site
 from fedprotip.subspace.basis import Core
-from fedprotip.subspace.sketch import sketch_core
+from fedprotip.subspace.sketch import sketch_core, upright
 
 REST = "rest"
 """In messages: a row per basis, what earlier bases capture and what the rank rule cut off. Sums over clients."""
@@ -44,7 +44,7 @@ class SketchedBases(Bases):
         for name, d in self.names(local.site).items():
             core, s = cores[name], self.width(d)
             chance = gaussian(local, "sketch", name, core.basis.shape[1], s)
-            tensors[name] = (core.basis * core.sigma.float()) @ (chance / s**0.5)
+            tensors[name] = (upright(core.basis) * core.sigma.float()) @ (chance / s**0.5)
             rest.append([core.captured, core.tail if self.options.rank_rule == "energy" else core.tail**2])
         return Message(self.name, {**tensors, REST: torch.tensor(rest, dtype=torch.float64)})
 

@@ -9,7 +9,9 @@ from fedprotip.messages import Message
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import statistics
+from fedprotip.methods.parts.consensus import Consensus
 from fedprotip.methods.site import Site
+from fedprotip.models.norms import fresh_norms
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event
 from fedprotip.store.files import Tensors
@@ -34,9 +36,15 @@ class ClosedStart(Exchange):
         self.combine = statistics.combination(settings)
 
     def due(self, site: Site) -> bool:
-        """A head that all tasks share is new once, and only a task that trains its head needs one."""
+        """A head that all tasks share is new once, and only a task that trains its head needs one.
+
+        Norm layers that have not seen a batch yet will make other features of the same images as soon as they do: a
+        head that was made for those of now would begin far off.
+        """
         trained = f"heads.{site.network.head_of(site.task)}.weight" in site.network.moving
-        return trained and bool(site.method.rounds(site.task)) and (site.task == 0 or not site.network.shared_head)
+        first = site.task == 0 or not site.network.shared_head
+        fresh = fresh_norms(site.network.backbone, site.settings.model, site.task)
+        return trained and bool(site.method.rounds(site.task)) and first and not fresh
 
     def heads(self, site: Site) -> list[int]:
         """The heads that begin, whose classes are in the statistics one after another."""
@@ -55,6 +63,9 @@ class ClosedStart(Exchange):
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return statistics.sizes(message)
+
+    def consensus(self, site: Site) -> Consensus | None:
+        return statistics.consensus(site, self.heads(site))
 
     def weight(self, message: Message, site: Site) -> float:
         return statistics.weight(message, site.most)

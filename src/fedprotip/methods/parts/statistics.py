@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprotip.inference.experts import SHARED, STATISTICS, feature_map
+from fedprotip.inference.experts import BIRTH, BIRTH_SHARED, SHARED, STATISTICS, feature_map
 from fedprotip.inference.statistics import (
-    COUNTS,
-    MOMENT,
-    SKETCHES,
-    SUMS,
+    PARTS,
     FeatureMap,
     Sums,
     low_rank,
@@ -24,10 +21,12 @@ from fedprotip.inference.statistics import (
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
+from fedprotip.methods.parts.consensus import Consensus
 from fedprotip.methods.parts.robust import is_robust, robust_sums
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
+from fedprotip.models.heads import Features
 from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import Settings, TrainSettings
@@ -44,11 +43,11 @@ SKETCHED = 1e-4
 """The same of sketches, which are sums of products of features of any sign."""
 
 
-def kept(shared: bool) -> Kept:
+def kept(shared: bool, group: str = KIND) -> Kept:
     """The statistics as state of a method; `shared` where clients calibrate answers by them."""
     forms = {"counts": Form("c", torch.float64), "sums": Form("c m", torch.float64), "moment": Form("p", torch.float64)}
     forms["sketches"] = Form("c m k")
-    return Kept(KIND, "shared" if shared else "server", forms, artefact=True)
+    return Kept(group, "shared" if shared else "server", forms, artefact=True)
 
 
 class Statistics(Exchange):
@@ -60,13 +59,17 @@ class Statistics(Exchange):
     Args:
         tells: clients are told the sums of all (they calibrate answers by them).
         options: of the feature map; by default as the settings say.
+        born: of the network at birth, before any training; they are known, and travel, under a name of their own.
     """
 
-    name, slack, fraction = KIND, SLACK, 24
+    name, slack, fraction, settles = KIND, SLACK, 24, False
 
-    def __init__(self, settings: Settings, tells: bool = False, options: Options | None = None) -> None:
+    def __init__(
+        self, settings: Settings, tells: bool = False, options: Options | None = None, born: bool = False
+    ) -> None:
         self._settings, self._tells = settings, tells
-        self.options = options or feature_options(settings)
+        self.name = BIRTH if born else KIND
+        self.options = options or feature_options(settings, born)
         self.combine = combination(settings)
         self._held_back = settings.clients.held_back if self.combine == "sum" else 0.0
 
@@ -76,13 +79,16 @@ class Statistics(Exchange):
     def check(self, message: Message, site: Site) -> None:
         change = feature_map(site.network, self.options)
         check(message, self.name, classes_of(site), change, self._settings.statistics.rank)
-        check_signs(message, positive=bool(change.width) or site.positive_features())
+        check_signs(message, positive=bool(change.width) or site.positive_features(change.born))
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
         check_counts(message, sender, least(site.settings), self._held_back)
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
         return sizes(message)
+
+    def consensus(self, site: Site) -> Consensus | None:
+        return consensus(site, [site.network.head_of(site.task)])
 
     def weight(self, message: Message, site: Site) -> float:
         return weight(message, site.most / (1 - self._held_back))
@@ -94,7 +100,7 @@ class Statistics(Exchange):
         """The sums of all clients, rounded as they are told."""
         omega = feature_map(site.network, self.options).omega
         sums = summed(combined, self._settings.train, omega, site.most)
-        told = Message(KIND, {"counts": sums.counts.ceil().long(), "moment": pack(sums.moment).float()})
+        told = Message(self.name, {"counts": sums.counts.ceil().long(), "moment": pack(sums.moment).float()})
         told.tensors.update({"sums": sums.sums.float(), "sketches": sums.sketches.float()})
         if self._tells:
             return told
@@ -102,7 +108,7 @@ class Statistics(Exchange):
         return None
 
     def receive(self, message: Message, site: Site) -> None:
-        remember(site.known, _sums(message))
+        remember(site.known, _sums(message), self.name)
 
 
 def least(settings: Settings) -> int:
@@ -159,7 +165,12 @@ def numbers(local: Local, held_back: bool) -> Tensor:
 
 
 def enter(
-    sums: Sums, local: Local, batches: Iterable[InputBatch], change: FeatureMap, told: Tensor, first: int = 0
+    sums: Sums,
+    local: Local,
+    batches: Iterable[InputBatch | tuple[Features, Tensor]],
+    change: FeatureMap,
+    told: Tensor,
+    first: int = 0,
 ) -> None:
     """Add samples of a task whose classes have the rows from `first` on, but for classes that are not told (C,)."""
     known = torch.tensor(local.site.classes[local.task])
@@ -170,8 +181,14 @@ def enter(
         sums.add(change(features[keep.to(features.device)]), first + rows[keep], change.omega)
 
 
-def looked_at(network: Network, inputs: Inputs, change: FeatureMap) -> Tensor:
-    """The features that a map is to be applied to, (n, d)."""
+def looked_at(network: Network, inputs: Inputs | Features, change: FeatureMap) -> Tensor:
+    """The features that a map is to be applied to, (n, d): of images, or out of what was seen in them already."""
+    if isinstance(inputs, Features):
+        found = inputs.newborn if change.born else inputs.final if change.final else inputs.stacked
+        assert found is not None, "who looks for a map of the network at birth asks for its features"
+        return found
+    if change.born:
+        return network.look_at_birth(inputs)
     return network.embed(inputs) if change.final else network.look(inputs).stacked
 
 
@@ -253,10 +270,11 @@ def check_signs(message: Message, positive: bool) -> None:
 def check_counts(message: Message, sender: Sender, minimum: int, held_back: float = 0.0) -> None:
     """Raise BadMessage unless the counts of classes add up to the samples that the sender has.
 
-    held_back: the share of all its samples, rounded down, that it counts beside those it trains on.
+    held_back: the share of all its samples, rounded down, that it counts beside those it trains on; of few maybe one.
     """
     counts, withheld, samples = message.tensors["counts"], message.meta["withheld"], sender.samples or 0
-    most = max(samples, math.floor(samples / (1 - held_back) + 1e-9))
+    few = samples > 0 and 0 < (samples + 1) * held_back < 1
+    most = max(samples + few, math.floor(samples / (1 - held_back) + 1e-9))
     least = max(samples, math.floor((samples - 1) / (1 - held_back) + 1e-9) + 1)
     told = int(counts.sum())
     if told + withheld > most or told + withheld * (minimum - 1) < least:
@@ -273,6 +291,13 @@ def sizes(message: Message) -> dict[str, float]:
         return {}
     length = (trace / samples) ** 0.5
     return {"length of features": length, "inverse length of features": 1 / length}
+
+
+def consensus(site: Site, heads: Sequence[int]) -> Consensus | None:
+    """For classes of these heads, one after another; where single clients are not trusted, sums need none."""
+    if is_robust(site.settings.train.aggregate):
+        return None
+    return Consensus([label for head in heads for label in site.network.labels[head]], _sums)
 
 
 def weight(message: Message, most: float) -> float:
@@ -310,34 +335,38 @@ def _moment(message: Message, counts: Tensor, sums: Tensor) -> Tensor:
     return factor @ factor.T + rest.diag() + sums.T @ (sums / counts.clamp_min(1)[:, None])
 
 
-def remember(knowledge: Knowledge, new: Sums) -> None:
+def remember(knowledge: Knowledge, new: Sums, group: str = KIND) -> None:
     """Add the statistics of a task to what is known, in place: new rows, one moment for all."""
-    if COUNTS in knowledge:
-        old = recall(knowledge)
+    if f"{group}/counts" in knowledge:
+        old = recall(knowledge, group)
         rows = ((getattr(old, part), getattr(new, part)) for part in ("counts", "sums", "sketches"))
         counts, sums, sketches = (torch.cat(pair) for pair in rows)
         new = Sums(counts, sums, old.moment + new.moment, sketches)
-    knowledge.update(as_knowledge(new))
+    knowledge.update(as_knowledge(new, group))
 
 
-def as_knowledge(sums: Sums) -> Tensors:
+def as_knowledge(sums: Sums, group: str = KIND) -> Tensors:
     """Statistics by the names under which they are known."""
-    return {COUNTS: sums.counts, SUMS: sums.sums, MOMENT: pack(sums.moment), SKETCHES: sums.sketches}
+    parts = (sums.counts, sums.sums, pack(sums.moment), sums.sketches)
+    return {f"{group}/{part}": tensor for part, tensor in zip(PARTS, parts, strict=True)}
 
 
-def feature_options(settings: Settings) -> Options:
+def feature_options(settings: Settings, born: bool = False) -> Options:
     """What rebuilds the feature map, for whoever answers."""
     how = settings.statistics
-    return {"features": how.features, "seed": settings.run.seed, "root": how.root, "directions": how.directions}
+    found: Options = {"features": how.features, "seed": settings.run.seed}
+    found |= {"root": how.root, "directions": how.directions}
+    return found | ({"born": True} if born else {})
 
 
-def answering(settings: Settings) -> Answering:
-    """Class statistics answer alone.
+def answering(settings: Settings, born: bool = False) -> Answering:
+    """Class statistics answer alone; those of the network as it is, or at birth.
 
     A class seen again adds up. With domains every one has class means of its own, and a second expert knows the classes
     of all domains together: it needs no domain.
     """
-    features, domains = feature_options(settings), settings.stream.scenario == "domain"
-    experts = {STATISTICS: {**features, "pooled": not domains}} | ({SHARED: features} if domains else {})
+    features, domains = feature_options(settings, born), settings.stream.scenario == "domain"
+    own, shared = (BIRTH, BIRTH_SHARED) if born else (STATISTICS, SHARED)
+    experts = {own: {**features, "pooled": not domains}} | ({shared: features} if domains else {})
     ways = {name: WayPlan(router=name, expert=name, hard=False) for name in experts}
-    return Answering(experts=experts, ways=ways, chosen=STATISTICS, tried=tuple(ways), auto=True)
+    return Answering(experts=experts, ways=ways, chosen=own, tried=tuple(ways), auto=True)

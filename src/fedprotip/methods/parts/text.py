@@ -58,9 +58,11 @@ def encoded(names: Sequence[str], dim: int, prompt: str) -> Tensor:
     return vectors
 
 
-def directions(names: Sequence[str], dim: int) -> Tensor:
-    """A random direction (n, dim) for every name, in every run the same."""
-    return torch.stack([torch.randn(dim, generator=torch_stream(0, "text", name)) for name in names])
+def directions(names: Sequence[str], dim: int, alike: float) -> Tensor:
+    """A random direction (n, dim) of length 1 for every name, in every run the same; about so alike are any two."""
+    own = torch.stack([torch.randn(dim, generator=torch_stream(0, "text", name)) for name in names])
+    common = torch.randn(1, dim, generator=torch_stream(0, "text"))
+    return lengthened(alike**0.5 * lengthened(common, 1.0) + (1 - alike) ** 0.5 * lengthened(own, 1.0), 1.0)
 
 
 def lengthened(vectors: Tensor, norm: float) -> Tensor:

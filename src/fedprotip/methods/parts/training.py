@@ -31,6 +31,8 @@ PARTS = {"heads": "head", "extras": "method's own networks"}
 """What parts of a model are called whose updates are compared; the rest is the backbone."""
 SHORT = 0.1
 """Updates shorter than this share of the model are not told apart."""
+UNIT = 64
+"""Samples that weigh 1: a power of two, so it changes no mean; it leaves secure sums room for large numbers."""
 ROUNDED = 1e-2
 """How far below 0 a variance may lie that was rounded on its way, as a share of the largest."""
 
@@ -78,7 +80,8 @@ class Training(Exchange):
 
     def weight(self, message: Message, site: Site) -> float:
         """p_k of Eq. 6, up to normalisation."""
-        return min(float(message.meta["samples"]), site.most) if site.settings.train.average == "weighted" else 1.0
+        weighted = site.settings.train.average == "weighted"
+        return min(float(message.meta["samples"]), site.most) / UNIT if weighted else 1.0
 
     def digest(self, combined: Message, site: Site) -> Message:
         return combined
@@ -173,6 +176,8 @@ def build_optimizer(train: TrainSettings, parameters: list[nn.Parameter]) -> tor
             arguments[name] = value
         elif value:
             raise UsageError(f"train.{name} = {value}: {train.optimizer} has none; the nearest valid value is 0.")
+    if "lr" in train.optimizer_options:
+        raise UsageError("train.optimizer_options has lr; the learning rate is train.lr, which every step sets.")
     options = {
         key: tuple(value) if isinstance(value, list) else value for key, value in train.optimizer_options.items()
     }

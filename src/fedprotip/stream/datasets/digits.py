@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import Dataset, register
@@ -14,6 +13,8 @@ TEST_EVERY = 4
 
 @register("digits")
 def digits(settings: DataSettings) -> Dataset:
+    from sklearn.datasets import load_digits  # a second that other data need not wait
+
     raw = load_digits()
     images = torch.from_numpy((raw.images * (255 / 16)).round().astype(np.uint8))[:, None]
     labels = torch.from_numpy(raw.target.astype(np.int64))

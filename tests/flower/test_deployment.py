@@ -1,0 +1,213 @@
+"""The file of a deployment: what it says, and what is wrong with it, in a sentence; keys, certificates, processes."""
+
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from fedprotip.errors import RunError, UsageError
+from fedprotip.flower import keys, processes
+from fedprotip.flower.deployment import Place
+
+GOOD = """
+settings = "run.toml"
+out = "runs/mine"
+[[sites]]
+client = 0
+data = {source = "photos.npz"}
+[[sites]]
+client = 4
+folder = "/somewhere/else"
+"""
+
+
+def place(tmp_path, text=GOOD):
+    (tmp_path / "fed.toml").write_text(text)
+    (tmp_path / "run.toml").write_text('[data]\nname = "digits"\ntrain_limit = 20\n')
+    return Place(tmp_path / "fed.toml")
+
+
+def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
+    found = place(tmp_path)
+    monkeypatch.chdir("/")
+    assert found.needed("out") == tmp_path / "runs" / "mine"
+    assert found.home == tmp_path / "fed"
+    first, second = found.what.sites
+    assert found.folder_of(first) == tmp_path / "fed" / "site-0"
+    assert str(found.folder_of(second)) == "/somewhere/else"
+    assert found.key_of(second) == tmp_path / "fed" / "site-4.key"
+
+
+def test_data_of_a_site_is_its_own_and_that_of_the_settings_is_shared(tmp_path):
+    found = place(tmp_path)
+    first, second = (found.data_of(site) for site in found.what.sites)
+    assert (first[0].name, first[1]) == ("own", True)
+    assert first[0].source.endswith("photos.npz")
+    assert (second[0].name, second[0].train_limit, second[1]) == ("digits", 20, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sites = 3", "sites"),
+        ("[superlink]\nprot = 3", "prot"),
+        ("[superlink]\nport = 70000", "port"),
+        ("[superlink]\ntls = false\nkeys = true", "superlink.keys needs superlink.tls"),
+        ("[[sites]]\nclient = 1\nroster = 'r'", "sites.roster needs superlink.keys"),
+        ("[[sites]]\nclient = 1\nsecure_noise = 1", "need secure = true in the same entry"),
+        ("[[sites]]\nclient = 1\n[[sites]]\nclient = 1", "client 1 is named twice"),
+        ("[[sites]]\nclient = 1\ndata = {sauce = 'x'}", "sauce"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(tmp_path, text, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        place(tmp_path, text)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    found = place(tmp_path, "")
+    with pytest.raises(UsageError, match="has no 'out'"):
+        found.needed("out")
+    with pytest.raises(UsageError, match="no site of client 3; it has: none"):
+        found.site(3)
+
+
+def test_switches_of_flower_are_set_and_its_home_is_ours(tmp_path):
+    found = place(tmp_path).environment(tmp_path / "home")
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert found["FLWR_HOME"] == str(tmp_path / "home")
+    assert found["PATH"].startswith(str(sys.executable).rpartition("/")[0])
+
+
+def test_certificates_are_made_once_and_private_ones_are_private(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    found = keys.certificates(tmp_path, "server.example")
+    before = found.certificate.read_bytes()
+    assert keys.certificates(tmp_path, "server.example").certificate.read_bytes() == before
+    assert stat.S_IMODE(found.key.stat().st_mode) == 0o600
+    files = (found.certificate, found.authority)
+    certificate, authority = (x509.load_pem_x509_certificate(path.read_bytes()) for path in files)
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "server.example"]
+
+
+def test_a_key_is_made_once_with_its_public_half(tmp_path):
+    ssh = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    public = keys.site_key(tmp_path / "site.key")
+    before = public.read_bytes()
+    assert keys.site_key(tmp_path / "site.key").read_bytes() == before
+    assert stat.S_IMODE((tmp_path / "site.key").stat().st_mode) == 0o600
+    private = ssh.load_ssh_private_key((tmp_path / "site.key").read_bytes(), None)
+    assert private.public_key() == ssh.load_ssh_public_key(before)
+
+
+def test_a_key_is_never_replaced_where_one_half_is_missing(tmp_path):
+    pytest.importorskip("cryptography")
+    public = keys.site_key(tmp_path / "site.key")
+    private, before = (tmp_path / "site.key").read_bytes(), public.read_bytes()
+    public.unlink()
+    assert keys.site_key(tmp_path / "site.key").read_bytes() == before
+    assert (tmp_path / "site.key").read_bytes() == private
+    (tmp_path / "site.key").unlink()
+    with pytest.raises(UsageError, match=r"site.key is missing, and its public half is there: put it back"):
+        keys.site_key(tmp_path / "site.key")
+    (tmp_path / "odd.key").write_text("nothing of the kind")
+    with pytest.raises(UsageError, match=r"odd.key is no private key"):
+        keys.site_key(tmp_path / "odd.key")
+    assert (tmp_path / "odd.key").read_text() == "nothing of the kind"
+
+
+@pytest.mark.parametrize("lost", ["ca.crt", "server.crt", "server.key"])
+def test_no_new_authority_is_made_where_sites_may_trust_the_former_one(tmp_path, lost):
+    pytest.importorskip("cryptography")
+    found = keys.certificates(tmp_path, "server.example")
+    files = {path: path.read_bytes() for path in (found.authority, found.certificate, found.key)}
+    (tmp_path / lost).unlink()
+    with pytest.raises(UsageError, match=f"{lost} is missing, .*put it back, .* bring ca.crt to every site"):
+        keys.certificates(tmp_path, "server.example")
+    assert all(path.read_bytes() == data for path, data in files.items() if path.name != lost)
+
+
+def test_a_certificate_of_another_host_is_refused(tmp_path):
+    pytest.importorskip("cryptography")
+    for host in ("10.0.0.7", "127.0.0.1", "localhost", "0.0.0.0"):
+        for _ in range(2):
+            keys.certificates(tmp_path / host, host)
+    with pytest.raises(UsageError, match=r"is for localhost, 127.0.0.1, 10.0.0.7, not for server.example"):
+        keys.certificates(tmp_path / "10.0.0.7", "server.example")
+
+
+def test_a_key_belongs_to_one_client_and_a_client_has_one_key(tmp_path):
+    ssh = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    one, other = (keys.site_key(tmp_path / name) for name in ("one.key", "other.key"))
+    for _ in range(2):
+        keys.bind(tmp_path, 3, one)
+    with pytest.raises(UsageError, match=r"Client 3 has another key; .* remove its line"):
+        keys.bind(tmp_path, 3, other)
+    with pytest.raises(UsageError, match=r"one.key.pub is the key of client 3"):
+        keys.bind(tmp_path, 4, one)
+    with pytest.raises(UsageError, match="cannot be read as a public key"):
+        keys.bind(tmp_path, 4, tmp_path / "one.key")
+    keys.bind(tmp_path, 0, other)
+    told = ssh.load_ssh_public_key(one.read_bytes())
+    pem = told.public_bytes(ssh.Encoding.PEM, ssh.PublicFormat.SubjectPublicKeyInfo)
+    assert keys.bound(tmp_path)[3] == pem.hex()
+    assert sorted(keys.bound(tmp_path)) == [0, 3]
+    assert keys.bound(tmp_path / "nowhere") == {}
+
+
+def test_processes_are_found_and_ended_by_their_ids(tmp_path):
+    found = place(tmp_path)
+    found.home.mkdir()
+    for name in ("superlink", "site-0"):
+        processes._start(found, name, [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path)
+    pid = processes.running(found, "site-0")
+    assert pid
+    assert processes.down(found) == ["site-0", "superlink"]
+    assert processes._born(pid) is None
+    assert processes.running(found, "site-0") is None
+    assert processes.down(found) == []
+
+
+def test_another_process_with_the_id_of_one_that_ended_is_left_alone(tmp_path):
+    found = place(tmp_path)
+    found.home.mkdir()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        (found.home / "processes.json").write_text(f'{{"site-0": {{"pid": {other.pid}, "born": "1"}}}}')
+        assert processes.running(found, "site-0") is None
+        assert processes.down(found) == []
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_site_without_the_certificate_of_its_server_says_so(tmp_path):
+    found = place(tmp_path)
+    with pytest.raises(UsageError, match=r"ca.crt is missing; .* copy it here"):
+        processes.SuperNode(found, found.site(0), tmp_path / "door", print)
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_up_says_which_site_has_ended_at_once_and_why(tmp_path):
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path, "settings = 'run.toml'\n[superlink]\nhere = false\n[[sites]]\nclient = 0\n")
+    with pytest.raises(RunError, match=r"site-0 has ended at once; .*ca.crt is missing; .* copy it here"):
+        processes.up(found)
+    processes.down(found)
+
+
+def test_a_command_of_flower_that_does_not_end_has_failed(tmp_path, monkeypatch):
+    (tmp_path / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setattr(processes, "_program", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(processes, "READY", 0.2)
+    with pytest.raises(RunError, match=r"does not take the key .*: no answer within 0.2 seconds"):
+        processes.admit(place(tmp_path), tmp_path / "site.key.pub")
+
+
+def test_other_systems_are_refused_in_a_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="the extra flower")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="on Linux only"):
+        processes.up(place(tmp_path))
