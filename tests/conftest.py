@@ -14,7 +14,10 @@ from fedprotip.cells import complete
 
 # The machines are shared and noisy: a slow example is not a failure.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+settings.register_profile("same", settings.get_profile("default"), derandomize=True)
+settings.load_profile(
+    "same" if os.environ.get("CI") else "default"
+)  # new examples are for whoever can mend what they find
 
 DRAWN = ("report", "test_demo")
 """Tests in which pictures really become PNGs; elsewhere that would be half of a small run."""

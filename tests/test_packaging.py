@@ -127,7 +127,7 @@ def test_what_is_imported_is_declared():
         for name in imported - set(sys.stdlib_module_names) - {"fedprotip"}
         if name in providers and not declared & set(map(canonicalize_name, providers[name]))
     }
-    assert unknown == {"ray"}  # which is what flwr[simulation] stands for
+    assert unknown <= {"ray"}  # which is what flwr[simulation] stands for, where it is installed
 
 
 @pytest.mark.slow

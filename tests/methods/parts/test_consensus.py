@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedprotip.inference.statistics import Sums, pack
@@ -49,6 +49,7 @@ def test_who_swaps_classes_is_named_whatever_it_states(place, low_rank):
     }
 
 
+@example(900, 30.0, 1)
 @given(st.integers(0, 10**6), st.sampled_from([1e-12, 1e-3, 1.0, 4.0, 30.0]), st.integers(1, 6))
 def test_honest_clients_are_never_named(seed, spread, least):
     """However few samples they have, and however much classes overlap."""
