@@ -17,6 +17,8 @@ OPEN = ("/", "/health", "/docs", "/favicon.ico")
 ASSETS = "/page/"
 SWALLOWED = 8
 """So many times the largest body is read and thrown away, so that whoever sends more hears why it was too much."""
+WAITING = 1000
+"""Bodies on their way at most, however small: below the 1,024 files that systems let a process have open."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
@@ -36,6 +38,7 @@ class Gate:
         self.app, self._limits, self._metrics = app, limits, metrics
         self._key, self._hosts, self._known = key.encode(), {host.lower() for host in hosts}, known
         self.inside = 0
+        self._arriving: dict[asyncio.Timeout, int] = {}  # bodies on their way, the oldest first, and their bytes so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -67,11 +70,11 @@ class Gate:
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
+        body = await self._body(receive, started)
         if self.inside >= self._limits.concurrency:
             raise Refused(503, f"{self.inside} requests are being answered, which is the most; try again in a second.")
         self.inside += 1
         try:
-            body = await self._body(scope, receive, started)
             await self.app({**scope, "fedprotip.until": started + self._limits.seconds}, _replay(body, receive), send)
         finally:
             self.inside -= 1
@@ -90,11 +93,16 @@ class Gate:
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
             raise Refused(401, "This needs the key of the server: send it as Authorization: Bearer KEY.")
 
-    async def _body(self, scope: Scope, receive: Receive, started: float) -> bytes:
-        """All of the body; one that is too large is read on for a while, and forgotten."""
+    async def _body(self, receive: Receive, started: float) -> bytes:
+        """All of the body; one that is too large is read on for a while, and forgotten.
+
+        Whoever sends slowly holds nobody up: it takes no place among those that are answered, and where too many bytes
+        are on their way the oldest of these bodies makes room.
+        """
         most, parts, size = self._limits.body, list[bytes](), 0
+        arriving = asyncio.timeout(max(started + self._limits.seconds - monotonic(), 0))
         try:
-            async with asyncio.timeout(max(started + self._limits.seconds - monotonic(), 0)):
+            async with arriving:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -107,11 +115,27 @@ class Gate:
                         parts.clear()
                     if not message.get("more_body") or size > SWALLOWED * most:
                         break
+                    self._arriving[arriving] = size if size <= most else 0
+                    self._make_room()
         except TimeoutError:
-            raise Refused(408, f"The request did not arrive within {self._limits.seconds:g} seconds.") from None
+            late = monotonic() - started >= self._limits.seconds
+            why = f"did not arrive within {self._limits.seconds:g} seconds" if late else "gave way to others; try again"
+            raise Refused(408 if late else 503, f"The request {why}.") from None
+        finally:
+            self._arriving.pop(arriving, None)
         if size > most:
             raise Refused(413, f"The request is larger than {most:,} bytes, which is the most.")
         return b"".join(parts)
+
+    def _make_room(self) -> None:
+        """End the oldest bodies on their way while all of them have more bytes than they may."""
+        left = sum(self._arriving.values())
+        for one, size in list(self._arriving.items())[:-1]:
+            if left <= self._limits.arriving * self._limits.body and len(self._arriving) <= WAITING:
+                return
+            left -= size
+            del self._arriving[one]
+            one.reschedule(0)  # long ago
 
 
 def _replay(body: bytes, receive: Receive) -> Callable[[], Any]:

@@ -20,7 +20,9 @@ class Limits:
     images: int = 64
     """Of a request."""
     concurrency: int = 32
-    """Requests at a time; the next one is told to come again."""
+    """Requests that are answered at a time; the next one is told to come again."""
+    arriving: int = 16
+    """Of the largest bodies: the bytes of all that are on their way; when there are more, the oldest has to go."""
     seconds: float = 30.0
     """From the first byte of a request to its answer."""
     batch: int = 32
