@@ -25,7 +25,7 @@ from fedprotip.inference.route import CosineRouter
 from fedprotip.inference.routers import Vote
 from fedprotip.methods import create_method
 from fedprotip.methods.constraint import Constraint
-from fedprotip.methods.local import Local, Own
+from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.parts.bases import Bases
 from fedprotip.methods.parts.projection import ProjectUpdate, linear_decay
 from fedprotip.methods.parts.protection import protection
@@ -114,7 +114,7 @@ class Extraction:
     def __init__(self, network: Network, settings: Settings, bases: Tensors, folder: Path) -> None:
         stream = build_stream(settings)
         site = second_task(network, settings, bases, [task.classes for task in stream.tasks])
-        own = Own(ClientStore(ObjectFolder(folder), budget_bytes=2**30), 0, site.method.state)
+        own = Belongings(ClientStore(ObjectFolder(folder), budget_bytes=2**30), 0, site.method.state)
         exchange = site.method.exchange("basis")
         assert isinstance(exchange, Bases)
         self._exchange = exchange

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from fedprotip.methods import create_method
-from fedprotip.methods.local import Local, Own
+from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.parts.bases import Bases
 from fedprotip.methods.parts.calibration import Calibrating
 from fedprotip.methods.parts.references import References
@@ -56,5 +56,5 @@ class Ends:
     def local(self, client, site=None) -> Local:
         """A client that is asked at the end of the task that the site has begun."""
         site = site or self.site()
-        own = Own(self.store, client, self.method.state)
+        own = Belongings(self.store, client, self.method.state)
         return Local(site, Holding(self.stream, client), self.cache, own, site.task)

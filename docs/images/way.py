@@ -58,7 +58,7 @@ box(330, 30, 290, 270, "server", BLUE, [
 ])  # fmt: skip
 box(862, 30, 272, 270, "clients", GREEN, [
     "Site: the same, from bytes alone",
-    "Own: private state, never sent",
+    "Belongings: private, never sent",
     "Holding: the only samples it sees",
     "",
     "Client.handle",

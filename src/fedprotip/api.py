@@ -43,7 +43,7 @@ from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients, settled
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
-from fedprotip.stream.kept import Kept, grown
+from fedprotip.stream.kept import Settled, grown
 from fedprotip.track import require as require_trackers
 from fedprotip.track import tracked
 
@@ -347,7 +347,7 @@ def _without_weights(settings: Settings) -> Settings:
 def _stream_of(folder: RunFolder, settings: Settings, learned: int) -> Stream:
     """The stream of a run that goes on and has learned so many tasks: by the names it has settled, not by its data."""
     try:
-        return build_stream(settings, kept=Kept.of(folder.read_data()[0], learned))
+        return build_stream(settings, kept=Settled.of(folder.read_data()[0], learned))
     except UsageError:
         for key in ("source", "root"):
             place = getattr(settings.data, key)

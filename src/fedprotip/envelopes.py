@@ -26,7 +26,7 @@ SWITCHES = {
 """Environment of everything that is Flower's: nothing is reported, looked up or installed."""
 
 
-class Stream(Protocol):
+class Pipe(Protocol):
     """A line to a process on the same machine."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -73,7 +73,7 @@ class Envelope:
             raise ValueError("not a readable envelope (head)")
         return cls(head, parts)
 
-    def write(self, stream: Stream) -> None:
+    def write(self, stream: Pipe) -> None:
         """To a process on the same machine."""
         head = json.dumps(self.head).encode()
         stream.write(struct.pack("<QQ", len(head), len(self.parts)) + head)
@@ -83,7 +83,7 @@ class Envelope:
         stream.flush()
 
     @classmethod
-    def read(cls, stream: Stream) -> "Envelope":
+    def read(cls, stream: Pipe) -> "Envelope":
         """What `write` has written; EOFError where it ends too early."""
         length, count = struct.unpack("<QQ", _exactly(stream, 16))
         if length > MOST_HEAD:
@@ -92,7 +92,7 @@ class Envelope:
         return cls(head, [_exactly(stream, struct.unpack("<Q", _exactly(stream, 8))[0]) for _ in range(count)])
 
 
-def _exactly(stream: Stream, count: int) -> bytes:
+def _exactly(stream: Pipe, count: int) -> bytes:
     data = stream.read(count)
     if len(data) < count:
         raise EOFError("the other end has hung up")

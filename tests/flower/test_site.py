@@ -16,7 +16,7 @@ import flwr.app  # noqa: E402
 
 import fedprotip  # noqa: E402
 from fedprotip.envelopes import Envelope  # noqa: E402
-from fedprotip.federation.engines.flower import Network, across  # noqa: E402
+from fedprotip.federation.engines.flower import Reachable, across  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
 from fedprotip.flower.site import SiteProgram  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
@@ -75,7 +75,7 @@ def program(data, client, said=None, source=None, demands=NONE):
 
 
 def over(grid, given, out, **options):
-    with across(Network(grid)):
+    with across(Reachable(grid)):
         return fedprotip.run(given, ["run.engine=flower"], out=out, **options)
 
 
@@ -283,7 +283,7 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
     over(grid, given, data / "whole")
     with pytest.raises(Killed):
         over(grid, given, data / "r", observers=[die])
-    with across(Network(grid)):
+    with across(Reachable(grid)):
         fedprotip.resume(data / "r")
         assert results(data / "r") == results(data / "whole")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.methods.local import Own
+from fedprotip.methods.local import Belongings
 from fedprotip.methods.parts.references import References
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.store.clients import ClientStore
@@ -122,7 +122,7 @@ def test_what_clients_have_and_what_becomes_a_file_follow_from_the_declaration(k
 def own(tmp_path):
     objects = ObjectFolder(tmp_path / "objects")
     objects.create()
-    return Own(ClientStore(objects, 0), 3, DECLARED)
+    return Belongings(ClientStore(objects, 0), 3, DECLARED)
 
 
 def test_a_clients_own_state_has_its_declared_form_too(own):

@@ -11,7 +11,7 @@ from fedprotip.settings import load
 from fedprotip.stream import build_stream
 from fedprotip.stream.changes import Changes, Standing, changes
 from fedprotip.stream.fingerprint import take
-from fedprotip.stream.kept import NOTHING, Kept
+from fedprotip.stream.kept import NOTHING, Settled
 from tests.stream.trees import class_folders, picture
 
 CLASSES = ("bee", "cat", "dog", "eel", "fox", "gnu")
@@ -25,7 +25,7 @@ def stream(source, kept=NOTHING, **settings):
 def compared(before, source, at, table=True, **settings):
     """What a run that began with some data finds, when it goes on with other data."""
     record = before.summary()
-    now = take(stream(source, Kept.of(record, at.learned), **settings))
+    now = take(stream(source, Settled.of(record, at.learned), **settings))
     return changes(record, before.table if table else None, now, at)
 
 
@@ -148,7 +148,7 @@ def test_a_new_class_is_no_change_wherever_it_sorts(split, settings, name):
     new_class(split, name)
     assert compared(before, split, Standing(0, rounds=1), **settings) == Changes()
     record = before.summary()
-    again = take(stream(split, Kept.of(record, 0), **settings)).summary()
+    again = take(stream(split, Settled.of(record, 0), **settings)).summary()
     assert again["tasks"] == record["tasks"]
     assert again["classes"] == [*record["classes"], name]
 
@@ -174,7 +174,7 @@ def test_images_of_another_size_are_for_another_model(tmp_path):
 def test_a_run_that_goes_on_brings_images_to_the_size_it_knows(tmp_path):
     before = take(stream(class_folders(tmp_path / "a", CLASSES)))
     source = class_folders(tmp_path / "b", CLASSES, size=(14, 11))
-    assert take(stream(source, Kept.of(before.summary(), 1))).shape == (3, 10, 12)
+    assert take(stream(source, Settled.of(before.summary(), 1))).shape == (3, 10, 12)
 
 
 def test_without_a_table_only_tasks_are_known(split):

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from fedprotip.errors import UsageError
 from fedprotip.settings import load as load_settings
 from fedprotip.stream import build_stream, fingerprint
-from fedprotip.stream.fingerprint import Table, take
+from fedprotip.stream.fingerprint import Inventory, take
 from tests.stream.samples import made_dataset
 from tests.stream.trees import class_folders, picture
 
@@ -103,7 +103,7 @@ def test_files_are_known_by_content_wherever_they_are(tmp_path, size):
 def test_a_file_that_looks_the_same_is_not_read_again(tmp_path, monkeypatch):
     folder = class_folders(tmp_path / "here")
     first = of_folder(folder)
-    table = Table.of(load(save(first.table.tensors())))
+    table = Inventory.of(load(save(first.table.tensors())))
     read, original = [], fingerprint._content
 
     def watched(path):
@@ -121,7 +121,7 @@ def test_a_file_that_looks_the_same_is_not_read_again(tmp_path, monkeypatch):
 
 def test_the_table_survives_its_file(tmp_path):
     table = of_folder(class_folders(tmp_path / "here", classes=("é", "b", "c"))).table
-    again = Table.of(load(save(table.tensors())))
+    again = Inventory.of(load(save(table.tensors())))
     assert again.classes == table.classes
     for part, samples in table.parts.items():
         assert again.parts[part].files == samples.files
@@ -161,4 +161,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_forged_table_is_none(name, wrong):
     tensors = made(made_dataset()).table.tensors()
     tensors[name] = tensors[name] + 10 if wrong is None else wrong
-    assert Table.recall(tensors) is None
+    assert Inventory.recall(tensors) is None

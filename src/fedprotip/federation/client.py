@@ -12,7 +12,7 @@ from fedprotip.federation.secure.demands import NONE, Demands
 from fedprotip.federation.secure.desk import Desk
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods import create_method
-from fedprotip.methods.local import Local, Own
+from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.site import Site
 from fedprotip.models import build_network
 from fedprotip.models.prefix import PrefixCache
@@ -70,7 +70,7 @@ class Client:
         if exchange.needs_model and not ask.bare:
             self._begin(ask.task)
         site.network.eval()
-        own = Own(self._folder.store, self._holding.client, site.method.state)
+        own = Belongings(self._folder.store, self._holding.client, site.method.state)
         local = Local(site, self._holding, self._inputs(site), own, ask.task, ask.round)
         trains = exchange.trains and not ask.bare
         received = {name: tensor.clone() for name, tensor in site.changeable().items()} if trains else {}

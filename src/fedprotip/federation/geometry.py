@@ -16,7 +16,7 @@ from fedprotip.federation.engines.base import Engine, Private
 from fedprotip.federation.parcels import Ask, Reply, Request, answers
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
-from fedprotip.methods.local import Local, Own
+from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.parts.training import local_batches
 from fedprotip.models.capture import Layer, find_layers
 from fedprotip.models.freeze import frozen_prefixes
@@ -232,7 +232,7 @@ class Probe:
     def _local(self, client: int, task: int) -> Local:
         """A client at the beginning of a round, always the same one: its loss is one function of W."""
         site, stream = self._server.site, self._server.stream
-        own = Own(self._private(client), client, self._server.method.state)
+        own = Belongings(self._private(client), client, self._server.method.state)
         return Local(site, Holding(stream, client), self._server.cache, own, task, round=0)
 
     def _compare(self, gradient: dict[str, Tensor], layers: list[Layer], first: bool) -> None:

@@ -12,7 +12,7 @@ from fedprotip.envelopes import require_flower
 from fedprotip.flower.keys import bound
 
 if TYPE_CHECKING:
-    from fedprotip.federation.engines.flower import Network
+    from fedprotip.federation.engines.flower import Reachable
 
 
 def server_app() -> Any:
@@ -20,7 +20,7 @@ def server_app() -> Any:
     require_flower()
     from flwr.serverapp import ServerApp
 
-    from fedprotip.federation.engines.flower import Network
+    from fedprotip.federation.engines.flower import Reachable
     from fedprotip.settings import bring_in
 
     app = ServerApp()
@@ -30,13 +30,13 @@ def server_app() -> Any:
         told = context.run_config
         for module in filter(None, str(told["modules"]).split(os.pathsep)):
             bring_in(module)
-        network = Network(grid, bool(told["keyed"]), lambda: bound(Path(told["home"])))
+        network = Reachable(grid, bool(told["keyed"]), lambda: bound(Path(told["home"])))
         go(network, Path(told["out"]), Path(told["settings"]), int(told["tasks"]), str(told["clients"]))
 
     return app
 
 
-def go(network: "Network", out: Path, settings: Path, tasks: int, clients: str) -> dict[str, Any]:
+def go(network: "Reachable", out: Path, settings: Path, tasks: int, clients: str) -> dict[str, Any]:
     """Bring the run folder to its end; `tasks`: that many further ones, if it has reached it."""
     from fedprotip import api
     from fedprotip.federation.engines.flower import across

@@ -25,7 +25,7 @@ from fedprotip.settings import DataSettings, Settings
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import load_dataset
 from fedprotip.stream.holdings import Holding
-from fedprotip.stream.kept import Kept
+from fedprotip.stream.kept import Settled
 
 if TYPE_CHECKING:
     from fedprotip.federation.secure.signed import Signer
@@ -87,7 +87,7 @@ class SiteProgram:
             told = settings_file.load(tomllib.loads(plan["settings"]))
             self._demands.check(told.method, "this site")
             settings = told.model_copy(update={"data": self._data})
-            kept = Kept.of(plan["kept"], plan["learned"])
+            kept = Settled.of(plan["kept"], plan["learned"])
             stream = own_stream(settings, self._number, kept) if self._own else build_stream(settings, kept=kept)
             self._holding = Holding(stream, self._number)
             if self._client:
@@ -101,7 +101,7 @@ class SiteProgram:
             self._client.close()
 
 
-def own_stream(settings: Settings, client: int, kept: Kept) -> Stream:
+def own_stream(settings: Settings, client: int, kept: Settled) -> Stream:
     """A stream whose samples are all this client's; it may lack classes of a task, and have none of a whole task.
 
     UsageError where it has a class that the plan does not know.
@@ -119,7 +119,7 @@ def own_stream(settings: Settings, client: int, kept: Kept) -> Stream:
             f"{kept.shape}."
         )
     alone = settings.clients.model_copy(update={"roster": {"0": str(client)}, "partition": "iid"})
-    everything = Kept(kept.classes, kept.domains, kept.clients, kept.tasks, kept.shape, learned=len(kept.tasks))
+    everything = Settled(kept.classes, kept.domains, kept.clients, kept.tasks, kept.shape, learned=len(kept.tasks))
     mine = settings.model_copy(update={"clients": alone})
     return build_stream(mine, dataset, everything)
 

@@ -23,7 +23,7 @@ from fedprotip.stream.holdings import Holding
 
 
 @dataclass(frozen=True)
-class Own:
+class Belongings:
     """A client's private state: groups of tensors that last between rounds, survive a kill and are never sent."""
 
     store: ClientStore
@@ -49,7 +49,7 @@ class Local:
     site: Site
     holding: Holding
     cache: PrefixCache
-    own: Own
+    own: Belongings
     task: int
     round: int | None = None
     scratch: dict[str, Any] = field(default_factory=dict)

@@ -60,7 +60,7 @@ PICTURES: dict[str, dict[str, Callable[[Outcome], Figure]]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class Errand:
     """What one call has to do."""
 
     protocol: Protocol
@@ -103,7 +103,7 @@ def make_plan(
     results: Path = RESULTS,
     runs: Path = RUNS,
     redo: bool = False,
-) -> Plan:
+) -> Errand:
     """Which cells are missing, all of them checked before the first one starts; outdated ones are named.
 
     Args:
@@ -117,7 +117,7 @@ def make_plan(
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} runs nothing; the nearest valid value is 1.")
     known = protocol(name)
-    plan = Plan(known, scale, results, runs, [], {}, {}, {})
+    plan = Errand(known, scale, results, runs, [], {}, {}, {})
     for row in _chosen(known, only):
         reason = _hindrance(row, scale)
         if reason and row.name in only:
@@ -132,7 +132,7 @@ def make_plan(
     return plan
 
 
-def carry_out(plan: Plan, observe: Callable[[Cell], Iterable[Observer]] = lambda cell: []) -> None:
+def carry_out(plan: Errand, observe: Callable[[Cell], Iterable[Observer]] = lambda cell: []) -> None:
     """Run what is missing, cell by cell; each finished one is a file before the next starts."""
     place = plan.results / plan.protocol.name / plan.scale
     for cell in plan.cells:
@@ -217,7 +217,7 @@ def _chosen(known: Protocol, only: Sequence[str]) -> list[Row]:
     return [row for row in known.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
 
 
-def _add(plan: Plan, row: Row, seed: int, overrides: Sequence[str], redo: bool) -> None:
+def _add(plan: Errand, row: Row, seed: int, overrides: Sequence[str], redo: bool) -> None:
     """Plan one cell, unless its file is there already, or it is outdated and not wanted anew."""
     settings = settings_file.load(row.at(plan.scale), [*overrides, f"run.seed={seed}"])
     if row.pretrained and not settings.model.weights:
@@ -308,7 +308,7 @@ def _is_of(cell: FinishedCell, row: Row) -> bool:
     return not _changed(cell.settings, wanted)
 
 
-def _twin(plan: Plan, settings: Settings) -> FinishedCell | None:
+def _twin(plan: Errand, settings: Settings) -> FinishedCell | None:
     """A finished cell of another table with the same settings: the paper prints several rows twice."""
     for path in sorted(plan.results.glob(f"*/{plan.scale}/*-s{settings.run.seed}.json")):
         cell = read_cell(path)

@@ -15,7 +15,7 @@ import numpy as np
 from fedprotip.errors import UsageError
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
-from fedprotip.stream.fingerprint import PARTS, Fingerprint, Note, Samples, Table, names_in, take
+from fedprotip.stream.fingerprint import PARTS, Fingerprint, Inventory, Note, Samples, names_in, take
 from fedprotip.stream.stream import Stream
 
 NAMED = 3
@@ -61,7 +61,7 @@ def check_data(
     Returns what `RunFolder.write_data` is to write: what the data is now, and what was accepted so far.
     """
     record, tensors = folder.read_data()
-    table = Table.recall(tensors)
+    table = Inventory.recall(tensors)
     if at.begun and record and not record["classes"] and names_in(tensors) not in ([], list(stream.dataset.classes)):
         raise UsageError(
             f"{folder.path} is of a version that did not keep the names of classes, and the data has other classes "
@@ -85,7 +85,7 @@ def check_data(
     return _remembered(record, now, at) | {"accepted": [*record.get("accepted", []), *news]}, now.table.tensors()
 
 
-def changes(record: dict[str, Any], table: Table | None, now: Fingerprint, at: Standing) -> Changes:
+def changes(record: dict[str, Any], table: Inventory | None, now: Fingerprint, at: Standing) -> Changes:
     """What changed in the tasks that the record has; tasks that were added since are new.
 
     Args:
@@ -122,14 +122,14 @@ def _remembered(record: dict[str, Any], now: Fingerprint, at: Standing) -> dict[
     return summary
 
 
-def _described(part: str, table: Table | None, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
+def _described(part: str, table: Inventory | None, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
     """What changed in a part of these tasks: by class, or where that is not known by task."""
     if table is None:
         return [f"{WORDS[part]} of task {', '.join(str(task + 1) for task in differ)}"]
     return _sample_changes(part, table, now, differ, tasks) or [REORDERED[part]]
 
 
-def _sample_changes(part: str, table: Table, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
+def _sample_changes(part: str, table: Inventory, now: Fingerprint, differ: list[int], tasks: int) -> list[str]:
     """A line for each of the first classes in which samples were added, removed or changed."""
     former = table.parts[part]
     before = _keyed(former[np.flatnonzero(np.isin(former.tasks, differ))], table.classes)

@@ -52,7 +52,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Table:
+class Inventory:
     """The samples of a run by part, and the names of all classes of its dataset."""
 
     classes: list[str]
@@ -68,7 +68,7 @@ class Table:
         return found
 
     @classmethod
-    def recall(cls, tensors: Tensors) -> "Table | None":
+    def recall(cls, tensors: Tensors) -> "Inventory | None":
         """The table of a run folder; None where there is none, or none that can be read."""
         try:
             return cls.of(tensors) if tensors else None
@@ -76,7 +76,7 @@ class Table:
             return None
 
     @classmethod
-    def of(cls, tensors: Tensors) -> "Table":
+    def of(cls, tensors: Tensors) -> "Inventory":
         parts, classes = {}, _unpacked(tensors["classes"])
         for part in PARTS:
             names, marks = _unpacked(tensors[f"{part}/names"]), tensors[f"{part}/marks"].tolist()
@@ -100,14 +100,14 @@ class Fingerprint:
     """The data of a run as it is now."""
 
     shape: tuple[int, int, int]
-    table: Table
+    table: Inventory
     domains: list[str]
     clients: list[str]
     tasks: list[TaskPlan]
     rows: dict[str, list[np.ndarray]]  # part → task → its samples in the table, in the order of the stream
 
     def summary(self) -> dict[str, Any]:
-        """What a run has settled (`Kept`), and of every task a hash of its training and of its test samples.
+        """What a run has settled (`Settled`), and of every task a hash of its training and of its test samples.
 
         Order counts within a task, because it decides who gets which sample; it does not between tasks. A part without
         samples has no hash.
@@ -144,7 +144,7 @@ def last_use(rows: Sequence[np.ndarray], count: int) -> np.ndarray:
     return last
 
 
-def take(stream: Stream, known: Table | None = None, note: Note = lambda text: None) -> Fingerprint:
+def take(stream: Stream, known: Inventory | None = None, note: Note = lambda text: None) -> Fingerprint:
     """The fingerprint of a stream. `known`: an earlier table of its files; `note`: told if much must be read."""
     dataset = stream.dataset
     every = {part: getattr(dataset, f"{part}_images") for part in PARTS}
@@ -169,7 +169,7 @@ def take(stream: Stream, known: Table | None = None, note: Note = lambda text: N
         owners = stream.owners[used] if part == "train" and stream.owners is not None else np.full(len(used), -1)
         parts[part] = Samples(hashes, labels, owners.astype(np.int32), last_use(rows[part], len(used)), marks)
     tasks = [TaskPlan(name=task.name, classes=task.classes) for task in stream.tasks]
-    table, named = Table(list(dataset.classes), parts), (list(dataset.domains), list(dataset.clients))
+    table, named = Inventory(list(dataset.classes), parts), (list(dataset.domains), list(dataset.clients))
     return Fingerprint(dataset.image_shape, table, *named, tasks, rows)
 
 

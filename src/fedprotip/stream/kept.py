@@ -16,7 +16,7 @@ NAMED = ("classes", "domains", "clients")
 
 
 @dataclass(frozen=True)
-class Kept:
+class Settled:
     """Of a run that is new: nothing."""
 
     classes: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Kept:
     learned: int = 0  # the first so many tasks, whose data may be gone
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], learned: int) -> "Kept":
+    def of(cls, record: Mapping[str, Any], learned: int) -> "Settled":
         """From the fingerprint in a manifest; empty where it has no names yet."""
         if not record.get("classes"):
             return cls(learned=learned)
@@ -46,7 +46,7 @@ class Kept:
         return settings.model_copy(update={"size": list(self.shape[1:])}) if self.shape else settings
 
 
-NOTHING = Kept()
+NOTHING = Settled()
 
 
 def grown(known: Sequence[str], found: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
 from fedprotip.stream.images import FileImages, Images, ahead
-from fedprotip.stream.kept import NOTHING, Kept
+from fedprotip.stream.kept import NOTHING, Settled
 from fedprotip.stream.look import Look
 from fedprotip.stream.partition import split_by_owner, split_dirichlet, split_iid
 from fedprotip.stream.plan import Answering, Pixels, Plan, TaskPlan
@@ -38,7 +38,7 @@ class Task:
 class Stream:
     """Tasks over one dataset, and who holds which sample. Holds indices; images stay in the dataset."""
 
-    def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings, kept: Kept = NOTHING) -> None:
+    def __init__(self, dataset: Dataset, tasks: list[Task], settings: Settings, kept: Settled = NOTHING) -> None:
         self.dataset = dataset
         self.tasks = tasks
         self.settings = settings
@@ -230,7 +230,7 @@ class Stream:
         return dict(zip(clients, shares, strict=True))
 
 
-def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Kept = NOTHING) -> Stream:
+def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Settled = NOTHING) -> Stream:
     """The stream that the settings describe; impossible settings are a UsageError.
 
     Args:
@@ -306,7 +306,7 @@ def _refuse_columns(dataset: Dataset, settings: Settings) -> None:
         )
 
 
-def _tasks_of_data(dataset: Dataset, settings: Settings, kept: Kept, what: str) -> list[Task]:
+def _tasks_of_data(dataset: Dataset, settings: Settings, kept: Settled, what: str) -> list[Task]:
     """The tasks or domains that the data names; in scenario 'class' each has the classes that it trains."""
     stream, names = settings.stream, list(dataset.domains)
     assert dataset.train_domains is not None
@@ -346,12 +346,12 @@ def _refuse_untrained(dataset: Dataset, task: str, classes: tuple[int, ...], tes
         raise UsageError(f"Task {task!r} tests class {name!r}, but has no training samples of it.")
 
 
-def _same_classes(dataset: Dataset, kept: Kept) -> tuple[int, ...]:
+def _same_classes(dataset: Dataset, kept: Settled) -> tuple[int, ...]:
     """The classes of every task in scenario 'domain'."""
     return kept.tasks[0].classes if kept.tasks else tuple(range(len(dataset.classes)))
 
 
-def _class_incremental(dataset: Dataset, settings: Settings, kept: Kept) -> list[Task]:
+def _class_incremental(dataset: Dataset, settings: Settings, kept: Settled) -> list[Task]:
     train_labels, test_labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
     gone = set(range(len(kept.classes))) - set(train_labels.tolist())
     left: dict[int, np.ndarray] = {}  # samples of a class that no task has taken yet
@@ -372,7 +372,7 @@ def _class_incremental(dataset: Dataset, settings: Settings, kept: Kept) -> list
     return tasks
 
 
-def _domain_incremental(dataset: Dataset, settings: Settings, kept: Kept) -> list[Task]:
+def _domain_incremental(dataset: Dataset, settings: Settings, kept: Settled) -> list[Task]:
     stream = settings.stream
     if stream.overlap or stream.task_size:
         raise UsageError("stream.overlap and stream.task_size belong to stream.scenario = 'class'; leave them at 0.")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import StreamSettings
-from fedprotip.stream.kept import NOTHING, Kept
+from fedprotip.stream.kept import NOTHING, Settled
 
 
 def ordered(names: list[str], settings: StreamSettings, seed: int, what: str) -> list[int]:
@@ -59,7 +59,7 @@ def task_sizes(classes: int, settings: StreamSettings) -> list[int]:
 
 
 def class_tasks(
-    names: list[str], settings: StreamSettings, seed: int, kept: Kept = NOTHING, gone: Collection[int] = ()
+    names: list[str], settings: StreamSettings, seed: int, kept: Settled = NOTHING, gone: Collection[int] = ()
 ) -> list[list[int]]:
     """Classes of every task, each sorted by its place in the order; neighbours share `overlap` classes.
 

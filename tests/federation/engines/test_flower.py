@@ -8,7 +8,7 @@ import torch
 from fedprotip.envelopes import HELLO, Envelope
 from fedprotip.federation.aggregate import Average
 from fedprotip.federation.engines import flower
-from fedprotip.federation.engines.flower import FlowerEngine, Network, Sites
+from fedprotip.federation.engines.flower import FlowerEngine, Reachable, Sites
 from fedprotip.federation.parcels import LOST, Ask, Request
 from fedprotip.messages import Message
 from fedprotip.store.memory import status_mb, watched
@@ -202,7 +202,7 @@ def find(known, client, began=None):
 def sites(tmp_path, answer, nodes, patience=0.0, keyed=False, bound=dict):
     tmp_path.mkdir(exist_ok=True)
     grid = FakeGrid(answer, nodes)
-    return grid, Sites(Network(grid, keyed, bound), PLAN, PlainFolder(tmp_path), patience)
+    return grid, Sites(Reachable(grid, keyed, bound), PLAN, PlainFolder(tmp_path), patience)
 
 
 def test_sites_say_which_client_they_are_and_are_asked_once(tmp_path):

@@ -51,12 +51,12 @@ MACHINE_GONE = 5
 GONE = {3: "its answer is not complete", MACHINE_GONE: "its machine is gone", 8: "its process ended"}
 """Errors of Flower in words."""
 
-over: ContextVar["Network | None"] = ContextVar("over", default=None)
+over: ContextVar["Reachable | None"] = ContextVar("over", default=None)
 """The network over which runs of this process go; None: a simulation."""
 
 
 @dataclass(frozen=True)
-class Network:
+class Reachable:
     """A grid with real sites behind it."""
 
     grid: "Grid"
@@ -65,7 +65,7 @@ class Network:
 
 
 @contextmanager
-def across(network: Network) -> Iterator[None]:
+def across(network: Reachable) -> Iterator[None]:
     """Runs inside go over this network, if their engine is `flower`."""
     token = over.set(network)
     try:
@@ -281,7 +281,7 @@ class Sites:
     Nobody is waited for who does not speak: answers are taken whenever somebody is looked for.
     """
 
-    def __init__(self, network: Network, plan: dict[str, Any], folder: PlainFolder, patience: float) -> None:
+    def __init__(self, network: Reachable, plan: dict[str, Any], folder: PlainFolder, patience: float) -> None:
         """`patience`: seconds of an exchange in which the run waits for clients that are not there."""
         self._network, self._plan, self._folder, self._patience = network, plan, folder, patience
         self._clients: dict[int, int] = {}  # node → the client it is

@@ -11,7 +11,7 @@ from fedprotip.federation.parcels import Ask, Reply, Request, answering
 from fedprotip.federation.secure.desk import Desk
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message, Parcel
-from fedprotip.methods.local import Local, Own
+from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.site import Site
 from fedprotip.models import Network
 from fedprotip.models.prefix import PrefixCache
@@ -51,7 +51,7 @@ class LocalEngine:
             self._stand_where_the_server_stands()
         self._site.network.eval()
         holding = Holding(self._server.stream, client)
-        own = Own(self._store, client, self._server.method.state)
+        own = Belongings(self._store, client, self._server.method.state)
         with torch.no_grad():
             local = Local(self._site, holding, self._cache, own, ask.task, ask.round)
             answer = self._desks.setdefault(client, Desk()).answer(exchange, local, ask, parcel)

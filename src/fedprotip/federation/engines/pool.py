@@ -36,7 +36,7 @@ from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import loader_of
 from fedprotip.stream.holdings import Holding
-from fedprotip.stream.kept import Kept
+from fedprotip.stream.kept import Settled
 
 AHEAD = 2
 """Clients per worker that may be under way or done before it is their turn: so many replies are kept at most."""
@@ -226,7 +226,7 @@ class Host:
                 import_module(module)
         settings = settings_file.load(tomllib.loads(what["settings"]))
         method = create_method(settings)
-        kept = Kept.of(what["kept"], what["learned"])
+        kept = Settled.of(what["kept"], what["learned"])
         self.stream, self._folder = build_stream(settings, kept=kept), Path(what["clients"])
         self.likeness = likeness(settings, self.stream)
         share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})

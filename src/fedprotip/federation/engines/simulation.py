@@ -36,7 +36,7 @@ from fedprotip.settings import Settings, to_toml
 from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.holdings import Holding
-from fedprotip.stream.kept import Kept
+from fedprotip.stream.kept import Settled
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -185,7 +185,7 @@ class Host:
                 import_module(module)
         torch.set_num_threads(what["threads"])
         settings = settings_file.load(tomllib.loads(what["settings"]))
-        self._stream = build_stream(settings, kept=Kept.of(what["kept"], what["learned"]))
+        self._stream = build_stream(settings, kept=Settled.of(what["kept"], what["learned"]))
         self._folder = Path(what["clients"])
         share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})
         cached = not create_method(settings).sees_images

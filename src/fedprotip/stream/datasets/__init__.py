@@ -15,7 +15,7 @@ from torch import Tensor
 from fedprotip.errors import UsageError, looked_for, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
-from fedprotip.stream.kept import NOTHING, Kept, grown
+from fedprotip.stream.kept import NOTHING, Settled, grown
 from fedprotip.stream.splits import at_most
 from fedprotip.stream.transforms import SMALL_PHOTOS, Augmentation, Size
 
@@ -119,7 +119,7 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
     )
 
 
-def index_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+def index_dataset(settings: DataSettings, kept: Settled = NOTHING) -> Dataset:
     """The dataset within `data.train_limit` and `data.test_limit`; image files are listed, not decoded.
 
     Args:
@@ -144,7 +144,7 @@ def _refuse_unread_source(settings: DataSettings) -> None:
         )
 
 
-def numbered_as(dataset: Dataset, kept: Kept) -> Dataset:
+def numbered_as(dataset: Dataset, kept: Settled) -> Dataset:
     """The dataset with the numbers that a run has given its classes, domains and clients; new names come after them."""
     changes: dict[str, Any] = {}
     for key, column in (("classes", "labels"), ("domains", "domains"), ("clients", "clients")):
@@ -160,7 +160,7 @@ def numbered_as(dataset: Dataset, kept: Kept) -> Dataset:
     return replace(dataset, **changes)
 
 
-def load_dataset(settings: DataSettings, kept: Kept = NOTHING) -> Dataset:
+def load_dataset(settings: DataSettings, kept: Settled = NOTHING) -> Dataset:
     """The dataset as a run uses it: small images in memory, at the size of `data.size`; `kept`: as above."""
     dataset = replace(index_dataset(settings, kept), size=settings.sides)
     train, test = dataset.train_images, dataset.test_images
