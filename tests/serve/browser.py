@@ -63,13 +63,13 @@ class Browser:
         lines = file.read_text().split() if file.exists() else []
         return lines if len(lines) == 2 else None
 
-    def call(self, method, **parameters):
+    def call(self, method, _patience=PATIENCE, **parameters):
         """One command and its result; events that come in between are kept."""
         self._count += 1
         asked = {"id": self._count, "method": method, "params": parameters}
         self._socket.send(json.dumps(asked | ({"sessionId": self._session} if self._session else {})))
         while True:
-            told = json.loads(self._socket.recv(timeout=PATIENCE))
+            told = json.loads(self._socket.recv(timeout=_patience))
             if told.get("id") == self._count:
                 assert "error" not in told, told
                 return told["result"]
@@ -114,7 +114,16 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, **more)
 
     def screenshot(self, path):
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        """Of the whole page. On a busy machine headless Chromium may wait for a frame that never comes: ask again."""
+
+        def taken(patience):
+            self.call("Page.bringToFront")
+            return self.call("Page.captureScreenshot", patience, format="png", captureBeyondViewport=True)
+
+        try:
+            found = taken(20)
+        except TimeoutError:
+            found = taken(PATIENCE)
         Path(path).write_bytes(base64.b64decode(found["data"]))
 
     def complaints(self):
