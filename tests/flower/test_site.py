@@ -16,9 +16,10 @@ import flwr.app  # noqa: E402
 
 import fedprotip  # noqa: E402
 from fedprotip.envelopes import Envelope  # noqa: E402
+from fedprotip.errors import UsageError  # noqa: E402
 from fedprotip.federation.engines.flower import Reachable, across  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
-from fedprotip.flower.site import SiteProgram  # noqa: E402
+from fedprotip.flower.site import SiteProgram, run_name  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
 from fedprotip.settings import DataSettings  # noqa: E402
 from tests.flower.loop import LoopGrid  # noqa: E402
@@ -286,6 +287,30 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
     with across(Reachable(grid)):
         fedprotip.resume(data / "r")
         assert results(data / "r") == results(data / "whole")
+
+
+def test_two_runs_over_the_same_sites_keep_their_own_and_the_first_goes_on(data):
+    """Both have asked as many questions: what the sites keep for one must not be taken for what they keep for the other."""
+    grid, columns = LoopGrid(), "stream.source=columns"
+    for client in HELD:
+        grid.join(program(data, client))
+    for seed in (0, 1):
+        over(grid, settings(data / "server.npz", "stream.tasks=1", f"run.seed={seed}"), data / f"r{seed}")
+    with across(Reachable(grid)):
+        fedprotip.extend(data / "r0", tasks=1)
+    local = settings(data / "all.npz", columns, "stream.tasks=1")
+    fedprotip.run(local, out=data / "local")
+    fedprotip.extend(data / "local", tasks=1)
+    far, near = (results(data / name, without=("plan",)) for name in ("r0", "local"))
+    assert not events(data / "r0", "lost")
+    for name in ("model.safetensors", "subspaces.safetensors", "references.safetensors", "events"):
+        assert far[name] == near[name]
+
+
+@pytest.mark.parametrize("run", ["../elsewhere", "", "a" * 31, 7, None])
+def test_the_name_of_a_run_is_no_path(run):
+    with pytest.raises(UsageError, match="names no run"):
+        run_name(run)
 
 
 def nan(message):
