@@ -96,6 +96,7 @@ class SiteProgram:
             folder = self._folder / run_name(plan["run"])
             self._client = Client(folder, self._holding, signer=self._signer, demands=self._demands)
             self._plan, self._secure = text, told.method.secure
+            self._tell(f"A run of {told.method.name}; what this site keeps for it is in {folder}.")
         return self._client, self._holding
 
     def close(self) -> None:
