@@ -290,7 +290,7 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
 
 
 def test_two_runs_over_the_same_sites_keep_their_own_and_the_first_goes_on(data):
-    """Both have asked as many questions: what the sites keep for one must not be taken for what they keep for the other."""
+    """Both have asked as many questions; what sites keep for one is not what they keep for the other."""
     grid, columns = LoopGrid(), "stream.source=columns"
     for client in HELD:
         grid.join(program(data, client))
