@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,12 +25,15 @@ def environment():
 
 
 def free_port():
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        return any_port.getsockname()[1]
+    """Below those that the system gives to whoever calls out: such a one may take it before a SuperLink is back."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
-def shell(text, folder, seconds=1800):
+def shell(text, folder, seconds=3600):
     done = subprocess.run(
         ["bash", "-e", "-c", text], cwd=folder, env=environment(), capture_output=True, text=True, timeout=seconds
     )

@@ -1,7 +1,8 @@
-"""A site that goes wrong, as a process: python -m tests.flower.odd_site DEPLOYMENT.toml CLIENT liar|mortal|doomed.
+"""A site that goes wrong, as a process: python -m tests.flower.odd_site DEPLOYMENT.toml CLIENT liar|mortal|slow|doomed.
 
 liar: its answers are honest but for one kind of nonsense in every round, and bases that cannot be. mortal: its
-SuperNode is killed while it extracts the bases of the first task; as at any site, another one is started.
+SuperNode is killed while it extracts the bases of the first task; as at any site, another one is started. slow: it
+answers with them as soon as the run has given it up.
 doomed: it dies with its SuperNode where its masked model of the second round is asked for.
 """
 
@@ -17,7 +18,7 @@ from fedprotip.flower import processes
 from fedprotip.flower.deployment import Place
 from fedprotip.flower.site import SiteProgram
 from fedprotip.messages import Message
-from tests.flower.loopback import kill_site, kill_supernode
+from tests.flower.loopback import events, kill_site, kill_supernode, wait_for
 
 
 def nan(message):
@@ -73,6 +74,16 @@ def dying(ask, answer):
     return answer()
 
 
+def slow(out, client):
+    def change(ask, answer):
+        reply = answer()
+        if (ask.exchange, ask.task) == ("basis", 0):
+            wait_for(lambda: client in {event["client"] for event in events(out, "failure")}, 600)
+        return reply
+
+    return change
+
+
 def doomed(ask, answer):
     if (ask.phase, ask.round) == ("masked", 1):
         kill_site(os.getpid())
@@ -80,7 +91,9 @@ def doomed(ask, answer):
 
 
 def main(file, client, way):
-    original, change = SiteProgram.answer, {"liar": lying, "mortal": dying, "doomed": doomed}[way]
+    original, place = SiteProgram.answer, Place(Path(file))
+    ways = {"liar": lying, "mortal": dying, "doomed": doomed, "slow": slow(place.needed("out"), int(client))}
+    change = ways[way]
 
     def answer(self, envelope):
         if not envelope.parts:
@@ -88,7 +101,6 @@ def main(file, client, way):
         return change(Ask.of(Message.from_bytes(envelope.parts[0])), lambda: original(self, envelope))
 
     SiteProgram.answer = answer
-    place = Place(Path(file))
     processes.join(place, place.site(int(client)), lambda text: print(text, flush=True))
 
 

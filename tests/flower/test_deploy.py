@@ -55,18 +55,18 @@ def come_back(home):
     log = home / "site-0.log"
     before = log.read_text()
     kill_supernode(json.loads((home / "processes.json").read_text())["site-0"]["pid"])
-    wait_for(lambda: "SuperNode ID" in log.read_text()[len(before) :], 600)
+    wait_for(lambda: "SuperNode ID" in log.read_text()[len(before) :], 1800)
     assert "The SuperNode has ended" in log.read_text()[len(before) :]
 
 
 def test_the_document_word_by_word(place):
     """The server is restarted in the middle of the first task; a SuperNode is killed before the second one."""
     port, folder, before = str(free_port()), place / "server" / "run", []
-    with in_time(2400):
+    with in_time(3600):
         for block in BLOCKS:
             text = block.replace("9443", port)
             if "flower down server.toml" in text and "submit" in text:
-                wait_for(lambda: rounds(folder), 900)
+                wait_for(lambda: rounds(folder), 1800)
                 down = "cd server\nfedprotip flower down server.toml\n"
                 assert text.startswith(down)
                 shell(down, place)
@@ -130,8 +130,8 @@ head_start = "random"
 name = "fedavg"
 [run]
 engine = "flower"
-timeout = 300
-patience = 120
+timeout = 600
+patience = 600
 """
 
 
@@ -144,26 +144,26 @@ def test_a_site_and_the_server_are_killed_and_the_run_finishes(place):
     def pid_of(name):
         return json.loads((place / "home" / "processes.json").read_text())[name]["pid"]
 
-    with in_time(1500):
+    with in_time(3000):
         shell("fedprotip flower up fed.toml", place)
         shell("fedprotip flower submit fed.toml --detach", place)
-        wait_for(lambda: rounds(place / "run"), 600)
+        wait_for(lambda: rounds(place / "run"), 1800)
         former = at_work(pid_of("site-1"))
-        wait_for(lambda: at_work(pid_of("site-1")) - former, 300)  # it has just been asked something
+        wait_for(lambda: at_work(pid_of("site-1")) - former, 1800)  # it has just been asked something
         kill_site(pid_of("site-1"))
         shell("fedprotip flower up fed.toml", place)
-        wait_for(lambda: any(event["task"] == 1 for event in rounds(place / "run")), 900)
+        wait_for(lambda: any(event["task"] == 1 for event in rounds(place / "run")), 1800)
         (run,) = [pid for pid, text in children(pid_of("superlink")) if "flwr-serverapp" in text]
         os.kill(run, signal.SIGKILL)
         assert not finished(place / "run")
         done_before = len(rounds(place / "run"))
         shell("fedprotip flower submit fed.toml --detach", place)
-        wait_for(lambda: len(rounds(place / "run")) > done_before, 900)
+        wait_for(lambda: len(rounds(place / "run")) > done_before, 1800)
         os.kill(pid_of("superlink"), signal.SIGKILL)
         assert not finished(place / "run")
         assert "superlink is started" in shell("fedprotip flower up fed.toml", place)
         done = subprocess.run(
-            [*command, "submit", "fed.toml", "--most", "900"],
+            [*command, "submit", "fed.toml", "--most", "1800"],
             cwd=place,
             env=environment(),
             capture_output=True,

@@ -16,9 +16,10 @@ import flwr.app  # noqa: E402
 
 import fedprotip  # noqa: E402
 from fedprotip.envelopes import Envelope  # noqa: E402
+from fedprotip.errors import RunError, UsageError  # noqa: E402
 from fedprotip.federation.engines.flower import Reachable, across  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
-from fedprotip.flower.site import SiteProgram  # noqa: E402
+from fedprotip.flower.site import SiteProgram, run_name  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
 from fedprotip.settings import DataSettings  # noqa: E402
 from tests.flower.loop import LoopGrid  # noqa: E402
@@ -286,6 +287,64 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
     with across(Reachable(grid)):
         fedprotip.resume(data / "r")
         assert results(data / "r") == results(data / "whole")
+
+
+def test_two_runs_over_the_same_sites_keep_their_own_and_the_first_goes_on(data):
+    """Both have asked as many questions; what sites keep for one is not what they keep for the other."""
+    grid, columns = LoopGrid(), "stream.source=columns"
+    for client in HELD:
+        grid.join(program(data, client))
+    for seed in (0, 1):
+        over(grid, settings(data / "server.npz", "stream.tasks=1", f"run.seed={seed}"), data / f"r{seed}")
+    with across(Reachable(grid)):
+        fedprotip.extend(data / "r0", tasks=1)
+    local = settings(data / "all.npz", columns, "stream.tasks=1")
+    fedprotip.run(local, out=data / "local")
+    fedprotip.extend(data / "local", tasks=1)
+    far, near = (results(data / name, without=("plan",)) for name in ("r0", "local"))
+    assert not events(data / "r0", "lost")
+    for name in ("model.safetensors", "subspaces.safetensors", "references.safetensors", "events"):
+        assert far[name] == near[name]
+
+
+@pytest.mark.parametrize("away", ["sites", "data"])
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_a_task_for_which_nobody_is_there_or_has_data_waits_until_somebody_is(data, away, rounds):
+    """Months later the run is handed in before the sites are up, or before they have put their images there."""
+    grid = LoopGrid()
+    programs = [program(data, client) for client in HELD]
+    known = {client: (data / f"site-{client}.npz").read_bytes() for client in HELD}
+    for client in HELD:
+        grid.join(programs[client])
+    given = settings(data / "server.npz", "stream.tasks=1", f"train.rounds={rounds}", method={"name": "fedavg"})
+    over(grid, given, data / "r")
+    if away == "sites":
+        grid.nodes = []
+    else:
+        for client in HELD:
+            arrays = dict(np.load(data / f"site-{client}.npz"))
+            old = np.isin(arrays["y_train"], NAMES[:2])
+            kept = {"x_train": arrays["x_train"][old], "y_train": arrays["y_train"][old]}
+            first = {"x_test": arrays["x_test"], "y_test": arrays["y_test"]}
+            np.savez(data / f"site-{client}.npz", **kept, **first)
+    with across(Reachable(grid)):
+        for extended in (False, True):
+            with pytest.raises(RunError, match="task 2"):
+                fedprotip.resume(data / "r") if extended else fedprotip.extend(data / "r", tasks=1)
+        for client in HELD:
+            (data / f"site-{client}.npz").write_bytes(known[client])
+        grid.nodes = []
+        for client in HELD:
+            grid.join(program(data, client))
+        summary = fedprotip.resume(data / "r")
+    assert summary["tasks"] == 2
+    assert [event["clients"] for event in events(data / "r", "round") if event["task"] == 1] == [3] * rounds
+
+
+@pytest.mark.parametrize("run", ["../elsewhere", "", "a" * 31, 7, None])
+def test_the_name_of_a_run_is_no_path(run):
+    with pytest.raises(UsageError, match="names no run"):
+        run_name(run)
 
 
 def nan(message):

@@ -43,7 +43,7 @@ Log = list[tuple[Direction, str, int]]
 class Progress:
     """Where a run stands and what it has measured: plain numbers, saved with every checkpoint."""
 
-    run: str = ""  # its name in signatures of secure sums, drawn by chance
+    run: str = ""  # its name, drawn by chance: for signatures of secure sums, and for folders of sites
     task: int = 0  # the task that comes next or is under way
     round: int = 0  # its rounds that are done
     present: dict[str, int] = field(default_factory=dict)  # client → its samples of the task under way
@@ -255,7 +255,7 @@ class Server:
         told = self.settings.model_copy(update={"data": DataSettings(), "model": model, "run": run})
         classes = [list(known) for known in self.site.classes]
         meta = {"settings": to_toml(told), "image": list(self.site.image_shape), "classes": classes}
-        return Message(PLAN, meta=meta | ({"run": self.progress.run} if self.progress.run else {}))
+        return Message(PLAN, meta=meta | ({"run": self.progress.run} if self.settings.method.secure else {}))
 
     def _knowledge_for(self, client: str) -> tuple[Parcel, Parcel]:
         """All shared knowledge, for a client that lacks some of earlier tasks; else what it lacks of this task's."""

@@ -15,10 +15,17 @@ DIVERGED = "the loss of most clients exploded (a smaller train.lr, or a client t
 
 
 def after_exchange(server: Server, journal: Journal, exchange: Exchange, replies: dict[int, dict[str, Any]]) -> None:
-    """At the beginning or the end of a task: note who is there, and stop where nobody said what is needed."""
+    """At the beginning or the end of a task: note who is there, and stop where nobody said what is needed.
+
+    A task for which nobody has data is not begun: the run can be resumed when somebody has.
+    """
     task = server.site.task
     if exchange.counts:
         server.note_presence(replies, journal.absent)
+        if not server.progress.present:
+            name = server.stream.tasks[task].name
+            why = "none of them has data of it" if replies else f"the last reason: {server.progress.last_failure}"
+            raise RunError(f"No client takes part in task {task + 1} ({name}): {why}. Resume the run when one does.")
         for client, samples in server.too_many().items():
             journal.bounded(task, client, samples, server.site.most)
     elif exchange.needed and exchange.who != "nobody" and not replies:

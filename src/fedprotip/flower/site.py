@@ -6,6 +6,7 @@ even that.
 
 import json
 import os
+import re
 import socket
 import tomllib
 from collections import Counter
@@ -92,13 +93,22 @@ class SiteProgram:
             self._holding = Holding(stream, self._number)
             if self._client:
                 self._client.close()
-            self._client = Client(self._folder, self._holding, signer=self._signer, demands=self._demands)
+            folder = self._folder / run_name(plan["run"])
+            self._client = Client(folder, self._holding, signer=self._signer, demands=self._demands)
             self._plan, self._secure = text, told.method.secure
+            self._tell(f"A run of {told.method.name}; what this site keeps for it is in {folder}.")
         return self._client, self._holding
 
     def close(self) -> None:
         if self._client:
             self._client.close()
+
+
+def run_name(name: Any) -> str:
+    """The folder of a run among those of a site, which the server names: no path out of it."""
+    if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+        raise UsageError("The plan of the server names no run.")
+    return name
 
 
 def own_stream(settings: Settings, client: int, kept: Settled) -> Stream:

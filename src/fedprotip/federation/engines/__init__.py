@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from secrets import token_hex
 
 from fedprotip.errors import UsageError
 from fedprotip.federation.engines import flower
@@ -32,7 +33,8 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
     if settings.run.engine == "flower" and across:
         if settings.run.geometry:
             raise UsageError("run.geometry looks at what clients keep, which is at their sites; the valid value is 0.")
-        plan = flower.plan_of(settings, stream, server.progress.task)
+        server.progress.run = server.progress.run or token_hex(16)
+        plan = flower.plan_of(settings, stream, server.progress.task, server.progress.run)
         nodes = flower.Sites(across, plan, PlainFolder(folder), settings.run.patience)
         return flower.FlowerEngine(across.grid, nodes, settings.run.timeout, plan)
     sites = PlainFolder(folder).inner(SITES).make().path

@@ -242,8 +242,11 @@ def opened(message: "FlowerMessage") -> Envelope:
     return envelope
 
 
-def plan_of(settings: Settings, stream: Stream, learned: int) -> dict[str, Any]:
-    """What a site has to know to read data of its own: all settings but for the data, names, and what is settled."""
+def plan_of(settings: Settings, stream: Stream, learned: int, run: str) -> dict[str, Any]:
+    """What a site has to know to read data of its own: all settings but for the data, names, and what is settled.
+
+    `run`: by which a site tells what it keeps for this run from what it keeps for others.
+    """
     told = settings.model_copy(update={"data": DataSettings()})
     kept = stream.kept
     tasks = [TaskPlan(name=task.name, classes=task.classes) for task in stream.tasks]
@@ -254,7 +257,8 @@ def plan_of(settings: Settings, stream: Stream, learned: int) -> dict[str, Any]:
         "tasks": [{"name": task.name, "labels": list(task.classes)} for task in tasks],
         "shape": list(stream.dataset.image_shape),
     }
-    return {"version": version("fedprotip"), "settings": to_toml(told), "kept": record, "learned": learned}
+    plan = {"run": run, "settings": to_toml(told), "kept": record, "learned": learned}
+    return {"version": version("fedprotip"), **plan}
 
 
 @dataclass(frozen=True)
