@@ -34,7 +34,7 @@ from fedprotip.paper.finished import CellSummary, FinishedCell, as_then, by_key,
 from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
 from fedprotip.paper.rows import SCALES, Row
 from fedprotip.paper.verdicts import judge, shown
-from fedprotip.report.gains import Measured, trained_minus_frozen
+from fedprotip.report.gains import Result, trained_minus_frozen
 from fedprotip.report.style import png
 from fedprotip.report.tables import QUIET, Stat
 from fedprotip.settings import Settings
@@ -200,7 +200,7 @@ def write_table(outcome: Outcome, results: Path = RESULTS) -> list[Path]:
     return [place / file for file in content]
 
 
-def _told(cell: FinishedCell) -> Measured:
+def _told(cell: FinishedCell) -> Result:
     return cell.settings, cell.summary
 
 
