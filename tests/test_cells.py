@@ -7,6 +7,9 @@ import pytest
 
 import fedprotip
 from fedprotip.cells import Cell, apart, run_cells
+from fedprotip.errors import UsageError
+from fedprotip.settings import load, to_toml
+from fedprotip.store.folder import RunFolder
 from fedprotip.store.memory import status_mb
 from tests.small import results, small
 
@@ -51,3 +54,14 @@ def test_an_error_of_the_other_process_is_the_same_sentence_here(tmp_path):
     with pytest.raises(fedprotip.UsageError) as here:
         fedprotip.run(settings, out=tmp_path / "here")
     assert str(there.value) == str(here.value)
+
+
+def test_a_comparison_goes_on_with_another_number_of_workers_and_with_no_other_settings(tmp_path, monkeypatch):
+    settings, went_on = small("run.workers=2", method=METHOD), []
+    with RunFolder.create(tmp_path / "one", to_toml(settings)).locked():
+        pass
+    monkeypatch.setattr("fedprotip.cells.apart", lambda settings, folder, observers: went_on.append(folder.name))
+    run_cells([Cell("one", load(settings, ["run.workers=3"]))], tmp_path, lambda cell: [])
+    assert went_on == ["one"]
+    with pytest.raises(UsageError, match=r"a run with train.lr = .*, not 0.5; remove it or choose another --out"):
+        run_cells([Cell("one", load(settings, ["train.lr=0.5"]))], tmp_path, lambda cell: [])

@@ -18,7 +18,7 @@ from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
 from fedprotip.federation.engines import build_engine, private_state
-from fedprotip.federation.engines.pool import modules_of
+from fedprotip.federation.engines.workplace import modules_of
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
 from fedprotip.federation.loop import run_tasks
@@ -40,7 +40,7 @@ from fedprotip.store.events import Event, Note, Observer, Started, Step, Warned,
 from fedprotip.store.folder import ANSWERS, MEMORY, RunFolder, explained, free_path
 from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
-from fedprotip.stream import Stream, build_stream, check_clients, settled
+from fedprotip.stream import Stream, build_stream, check_clients, spelled_out
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 from fedprotip.stream.kept import Settled, grown
@@ -75,7 +75,7 @@ def run(
     def note(text: str) -> None:
         _notify(observers, Note(text=text))
 
-    wanted = settled(settings_file.load(settings, overrides, note, preset), note)
+    wanted = spelled_out(settings_file.load(settings, overrides, note, preset), note)
     path = Path(out or wanted.run.out or free_path(_default_folder(wanted)))
     wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"out": str(path)})})
     network = check(settings_file.load(wanted))  # the folder's name is a setting too

@@ -22,11 +22,12 @@ from typing import Any
 from fedprotip import settings as settings_file
 from fedprotip.api import Source, check, resume, run
 from fedprotip.errors import FedprotipError, RunError, UsageError
-from fedprotip.federation.engines.pool import end_with_the_run, modules_of
+from fedprotip.federation.engines.pool import end_with_the_run
+from fedprotip.federation.engines.workplace import modules_of
 from fedprotip.settings import Settings
 from fedprotip.store.events import Event, Observer, as_event
 from fedprotip.store.folder import RunFolder, is_run
-from fedprotip.stream import settled
+from fedprotip.stream import spelled_out
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def plan_cells(
     cells: list[Cell] = []
     for method, seed, chosen in product(methods or [base.method.name], seeds, product(*axes)):
         changes = [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"]
-        settings = settled(settings_file.load(source, changes, note, preset))
+        settings = spelled_out(settings_file.load(source, changes, note, preset))
         if any(settings == cell.settings for cell in cells):
             continue  # a value that this method does not have
         check(settings)
@@ -156,7 +157,7 @@ def _same_settings(folder: Path, wanted: Settings) -> None:
     expected = settings_file.seen_from(wanted, folder).model_dump()
     for section, values in expected.items():
         for key, value in values.items():
-            free = (section, key) in (("run", "out"), ("run", "track"), ("clients", "workers"))  # they change no result
+            free = (section, key) in (("run", "out"), ("run", "track"), ("run", "workers"))  # they change no result
             if not free and found[section].get(key) != value:
                 raise UsageError(
                     f"{folder} holds a run with {section}.{key} = {found[section].get(key)!r}, not {value!r}; "

@@ -1,7 +1,7 @@
 """Errors a user can meet: one clear sentence each, and the exit code that goes with it."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -55,3 +55,13 @@ def shortened(text: str, most: int = 200) -> str:
     'abc…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["ant", "bee", "cat"], most=2)
+    'ant, bee and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

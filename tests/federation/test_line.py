@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from fedprotip.federation.line import Measured, in_agreement, in_line
+from fedprotip.federation.line import Judged, in_agreement, in_line
 from fedprotip.federation.parcels import Reply
 from fedprotip.messages import Message
 
 
 def measured(client, size, effort=1.0, refused="", least=0.0):
     message = Message("model", {"w": tensor([float(client)])}, {"n": client})
-    return Measured(Reply(client, message), refused, message.nbytes, {"update": size}, {"update": least}, effort)
+    return Judged(Reply(client, message), refused, message.nbytes, {"update": size}, {"update": least}, effort)
 
 
 def judged(sizes, slack=4.0, known=None, efforts=None):
@@ -108,7 +108,7 @@ def test_what_few_clients_tell_is_not_compared():
     def replies():
         for client in range(5):
             message = Message("statistics", {})
-            yield Measured(Reply(client, message), "", 0, {"length": 2.0} if client == 1 else {})
+            yield Judged(Reply(client, message), "", 0, {"length": 2.0} if client == 1 else {})
 
     assert not any(each.refused for each in in_line(replies(), 3.0, {}))
 
@@ -128,7 +128,7 @@ class Numbers:
 
 def test_replies_that_contradict_the_others_are_refused_once_all_have_come():
     """Those that are refused already, or never came, are not heard; all wait on disk, and are what they were."""
-    bad, gone = measured(7, 1.0, refused="no reply to use"), Measured(Reply(3, None), "it failed")
+    bad, gone = measured(7, 1.0, refused="no reply to use"), Judged(Reply(3, None), "it failed")
     replies = [measured(0, 1.0), measured(2, 1.0), gone, measured(4, 1.0), bad]
     found = list(in_agreement(iter(replies), Numbers()))
     assert [(each.reply.client, each.refused) for each in found] == [

@@ -14,10 +14,10 @@ from fedprotip.methods.parts.training import Training
 from fedprotip.models import build_network
 from fedprotip.models.capture import capture, find_layers
 from fedprotip.settings import load
-from fedprotip.subspace.geometry import principal_angles
 from fedprotip.subspace.project import project
 from tests.sites import Ends
 from tests.small import quick, small, tensors
+from tests.subspace.reference import principal_angles
 
 LAYERS = ("1.weight", "3.weight")
 

@@ -71,10 +71,10 @@ def test_all_students_in_one_pass_are_the_students_one_by_one():
 
 def test_small_parts_give_the_same(monkeypatch):
     made, images = stack(3), torch.randn(7, 1, 8, 8, generator=chance(1))
-    whole = students.all_outputs(made, images), students.scores(made, stack(1, 2), images)
+    whole = students.outputs_in_parts(made, images), students.scores(made, stack(1, 2), images)
     monkeypatch.setattr(students, "AT_ONCE", 1)
     monkeypatch.setattr(students, "TOGETHER", 3)
-    assert torch.allclose(students.all_outputs(made, images), whole[0], atol=1e-5)
+    assert torch.allclose(students.outputs_in_parts(made, images), whole[0], atol=1e-5)
     assert torch.allclose(students.scores(made, stack(1, 2), images), whole[1], atol=1e-5)
 
 

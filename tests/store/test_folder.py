@@ -266,7 +266,7 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
 def test_without_a_checkpoint_a_run_starts_from_nothing(tmp_path):
     run = RunFolder.create(tmp_path / "run", "")
     run.append("events.jsonl", [{"step": 0}])
-    run._objects.write({"left": torch.ones(3)})
+    run._checkpoints.objects.write({"left": torch.ones(3)})
     assert found(tmp_path / "run") == (None, [])
     assert not list((tmp_path / "run" / "checkpoint").rglob("objects*/*"))
 
@@ -516,7 +516,7 @@ def test_a_group_that_nobody_touched_is_not_read_again(tmp_path, monkeypatch):
     still["s"] = still["s"].clone()  # other memory: content decides, and it is the same object
     checkpoint()
     assert read == [["s"]]
-    for path in run._objects.path.iterdir():
+    for path in run._checkpoints.objects.path.iterdir():
         path.unlink()
     assert checkpoint()["still"]["s"].tolist() == [1, 5, 1]
     assert read == [["s"], ["m"]]

@@ -1,6 +1,7 @@
 """Plain reference implementations: full SVD and dense d×d projectors, written for clarity only."""
 
 import numpy as np
+import torch
 
 
 def projector_onto(u):
@@ -25,3 +26,12 @@ def core_basis(a, phi, threshold, rule):
 
 def random_basis(rng, d, r):
     return np.linalg.qr(rng.standard_normal((d, r)))[0][:, :r]
+
+
+def principal_angles(a, b):
+    """Angles (radians, ascending) between the spans of two orthonormal bases (d, r) and (d, s)."""
+    a, b = a.double(), b.double()
+    if a.shape[1] < b.shape[1]:
+        a, b = b, a
+    sines = torch.linalg.svdvals(b - a @ (a.T @ b)).clamp(max=1.0)
+    return torch.asin(sines).flip(0)

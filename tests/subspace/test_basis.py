@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedprotip.subspace.basis import core_basis, left_svd, orthonormalise, residual
-from fedprotip.subspace.geometry import principal_angles
 from tests.subspace import reference
+from tests.subspace.reference import principal_angles
 
 seeds = st.integers(0, 10_000)
 dims = st.tuples(st.integers(2, 24), st.integers(1, 40))

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedprotip.subspace.basis import FAINT, core_basis, core_of_moment
-from fedprotip.subspace.geometry import principal_angles
 from tests.subspace import reference
+from tests.subspace.reference import principal_angles
 from tests.subspace.test_basis import orthonormality_error
 
 seeds = st.integers(0, 10_000)

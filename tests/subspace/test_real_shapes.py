@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from fedprotip.subspace.basis import Core, core_basis
-from fedprotip.subspace.geometry import principal_angles
 from fedprotip.subspace.merge import EnergyMerge, UnionMerge
 from fedprotip.subspace.project import Projector
 from tests.subspace import reference
+from tests.subspace.reference import principal_angles
 from tests.subspace.test_basis import orthonormality_error
 
 D = 1152

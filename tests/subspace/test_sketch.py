@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprotip.subspace.geometry import principal_angles
 from fedprotip.subspace.merge import EnergyMerge
 from fedprotip.subspace.project import Projector, complement
 from fedprotip.subspace.sketch import Root, corrected_threshold, sketch_basis, sketch_core, upright
 from tests.subspace import reference
+from tests.subspace.reference import principal_angles
 
 D = 24
 

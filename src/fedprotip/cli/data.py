@@ -17,7 +17,7 @@ from rich.table import Table
 from fedprotip import settings as settings_file
 from fedprotip.cli.display import Console, plain, print_json
 from fedprotip.cli.options import Imports, Json, Overrides
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.stream.archives import get as get_archive
 from fedprotip.stream.datasets import layouts, missing
 from fedprotip.stream.download import OnBytes
@@ -159,7 +159,7 @@ def _say_rest(rows: Sequence[Any], what: str) -> None:
 
 
 def _short(text: str) -> str:
-    return plain(text if len(text) <= 40 else text[:39] + "…")
+    return plain(shortened(text, 40))
 
 
 def _say(text: str) -> None:

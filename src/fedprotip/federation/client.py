@@ -117,7 +117,7 @@ class Client:
         return True
 
     def _take(self, message: Message, ask: Ask) -> None:
-        """One message before the question: a plan, all knowledge, a model, or what an exchange has led to."""
+        """A message that comes with a question: a plan, all knowledge, a model, or what an exchange has led to."""
         if message.kind == PLAN:
             self._take_plan(message)
             return

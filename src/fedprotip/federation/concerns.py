@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedprotip.errors import shortened
+from fedprotip.errors import listed, shortened
 from fedprotip.evaluation.evaluate import Evaluation
 from fedprotip.evaluation.metrics import mean
 from fedprotip.federation.server import Server
@@ -88,7 +88,7 @@ def _filled(server: Server, layers: set[str]) -> Iterator[str]:
         )
     if layers := layers - {ROUTING}:
         yield (
-            f"After task {server.site.task + 1} the subspaces of {_listed(sorted(layers))} span all inputs: these "
+            f"After task {server.site.task + 1} the subspaces of {_named(sorted(layers))} span all inputs: these "
             "layers learn nothing more. A smaller method.threshold or a larger model.width leaves room for later tasks."
         )
 
@@ -103,12 +103,10 @@ def _untold(server: Server) -> Iterator[str]:
         if untold:
             minimum, clients = server.settings.statistics.minimum, len(server.progress.present)
             yield (
-                f"No statistics of {_listed(map(repr, untold))}: none of {clients} clients has {minimum} samples, "
+                f"No statistics of {_named(map(repr, untold))}: none of {clients} clients has {minimum} samples, "
                 "so answers by statistics never say it. Lower statistics.minimum, or gather more samples."
             )
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = [shortened(name, 60) for name in names]
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more
+def _named(names: Iterable[str]) -> str:
+    return listed([shortened(name, 60) for name in names], SHOWN)

@@ -8,7 +8,7 @@ from typing import Any
 from fedprotip.federation.aggregate import combine
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Crossed, Journal
-from fedprotip.federation.line import Measured, in_agreement, in_line
+from fedprotip.federation.line import Judged, in_agreement, in_line
 from fedprotip.federation.parcels import Reply, Request, answers
 from fedprotip.federation.secure.sums import secure_sum
 from fedprotip.federation.server import Server
@@ -49,7 +49,7 @@ def converse(
 
 
 def usable(
-    replies: Iterator[Measured],
+    replies: Iterator[Judged],
     crossed: Crossed,
     server: Server,
     journal: Journal,
@@ -62,13 +62,13 @@ def usable(
     However far ahead an engine works, the ledger has the order of clients.
     """
     task, last = server.site.task, -1
-    for measured in replies:
-        client, message, refused = measured.reply.client, measured.reply.message, measured.refused
+    for judged in replies:
+        client, message, refused = judged.reply.client, judged.reply.message, judged.refused
         assert client > last, "an engine must yield replies in the order of clients"
         last = client
         journal.crossed(server.progress, client, task, round_, crossed.pop(client))
         if message is not None:  # under the name of what was asked: a client cannot fill the ledger with others
-            journal.message(server.progress, "up", client, task, round_, exchange.name, measured.nbytes, refused)
+            journal.message(server.progress, "up", client, task, round_, exchange.name, judged.nbytes, refused)
         if refused or message is None:
             journal.failure(server.progress, client, task, round_, refused)
             continue
@@ -78,10 +78,10 @@ def usable(
         yield client, message
 
 
-def judge(reply: Reply, exchange: Exchange, server: Server) -> Measured:
+def judge(reply: Reply, exchange: Exchange, server: Server) -> Judged:
     """A reply judged by what was asked, not by what it calls itself; and how large it is, for `in_line`."""
     if reply.message is None:
-        return Measured(reply, refused=reply.error)
+        return Judged(reply, refused=reply.error)
     size, site = reply.message.nbytes, server.site
     try:
         message = answers(reply.message, server.progress.step)
@@ -95,9 +95,9 @@ def judge(reply: Reply, exchange: Exchange, server: Server) -> Measured:
         sender = server.sender(reply.client)
         exchange.check_sender(message, site, sender)
         sizes, least = dict(exchange.sizes(message, site)), dict(exchange.least(message, site))
-        return Measured(Reply(reply.client, message), "", size, sizes, least, exchange.effort(message, site, sender))
+        return Judged(Reply(reply.client, message), "", size, sizes, least, exchange.effort(message, site, sender))
     except BadMessage as error:
         why = str(error)
     except Exception as error:  # whatever a client sends, it must not stop the server
         why = f"it cannot be checked ({type(error).__name__}: {error})"
-    return Measured(reply, why, size)
+    return Judged(reply, why, size)

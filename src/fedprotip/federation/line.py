@@ -22,7 +22,7 @@ Known = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Judged:
     """A reply, what is wrong with it by itself, and how large it is."""
 
     reply: Reply
@@ -40,28 +40,28 @@ class Others:
         self._known, self._counts = known, Counter[str]()
         self._largest: dict[tuple[str, int], list[tuple[float, int]]] = {}
 
-    def add(self, measured: Measured) -> None:
-        self._counts.update(measured.sizes.keys())
-        for name, size in measured.sizes.items():
-            for place, value in enumerate((size, size / measured.effort)):
+    def add(self, judged: Judged) -> None:
+        self._counts.update(judged.sizes.keys())
+        for name, size in judged.sizes.items():
+            for place, value in enumerate((size, size / judged.effort)):
                 two = self._largest.setdefault((name, place), [])
-                two.append((value, measured.reply.client))
+                two.append((value, judged.reply.client))
                 two.sort(reverse=True)
                 del two[2:]
 
-    def accept(self, measured: Measured, slack: float) -> bool:
+    def accept(self, judged: Judged, slack: float) -> bool:
         """Whether nothing of a reply that has been added is out of line; not before there is enough to compare with."""
-        if measured.refused:
+        if judged.refused:
             return True
-        return all(self._comparable(name) for name in measured.sizes) and not self.excess(measured, slack)
+        return all(self._comparable(name) for name in judged.sizes) and not self.excess(judged, slack)
 
-    def excess(self, measured: Measured, slack: float) -> str:
+    def excess(self, judged: Judged, slack: float) -> str:
         """What of a reply is out of line with all others so far."""
-        for name, size in measured.sizes.items():
+        for name, size in judged.sizes.items():
             if not self._comparable(name):
                 continue
-            most = max(self._most(name, 0, measured), self._most(name, 1, measured) * measured.effort)
-            most = max(most, measured.least.get(name, 0.0))
+            most = max(self._most(name, 0, judged), self._most(name, 1, judged) * judged.effort)
+            most = max(most, judged.least.get(name, 0.0))
             if size > slack * most:
                 return f"its {name} is {size:.3g}, out of line with all others: at most {slack:g} times {most:.3g}"
         return ""
@@ -69,45 +69,45 @@ class Others:
     def _comparable(self, name: str) -> bool:
         return name in self._known or self._counts[name] > FEWEST
 
-    def _most(self, name: str, place: int, measured: Measured) -> float:
+    def _most(self, name: str, place: int, judged: Judged) -> float:
         found = self._largest.get((name, place), [])
-        others = [value for value, client in found if client != measured.reply.client]
+        others = [value for value, client in found if client != judged.reply.client]
         return max([*others, *self._known.get(name, [0.0, 0.0])[place : place + 1]], default=0.0)
 
 
-def in_line(replies: Iterable[Measured], slack: float, known: Known) -> Iterator[Measured]:
+def in_line(replies: Iterable[Judged], slack: float, known: Known) -> Iterator[Judged]:
     """The same replies in the same order; those out of line are refused. `known` learns from the others.
 
     A further reply can only show that one is in line after all. So a reply goes on as soon as it is; until then it
     waits on disk, and those behind it: in memory there is one at a time.
     """
-    others, waiting, kept = Others(known), deque[tuple[Measured, Place | None]](), Known()
+    others, waiting, kept = Others(known), deque[tuple[Judged, Place | None]](), Known()
 
-    def passed(measured: Measured) -> Measured:
-        for name, size in {} if measured.refused else measured.sizes.items():
+    def passed(judged: Judged) -> Judged:
+        for name, size in {} if judged.refused else judged.sizes.items():
             largest, steepest = kept.get(name, [0.0, 0.0])
-            kept[name] = [max(largest, size), max(steepest, size / measured.effort)]
-        return measured
+            kept[name] = [max(largest, size), max(steepest, size / judged.effort)]
+        return judged
 
     with Spool() as spool:
-        for measured in replies:
-            if not measured.refused:
-                others.add(measured)
+        for judged in replies:
+            if not judged.refused:
+                others.add(judged)
             while waiting and others.accept(waiting[0][0], slack):
                 yield passed(restored(spool, *waiting.popleft()))
-            if not waiting and others.accept(measured, slack):
-                yield passed(measured)
+            if not waiting and others.accept(judged, slack):
+                yield passed(judged)
             else:
-                waiting.append(put_by(spool, measured))
-            del measured  # not held while the next client answers
-        for measured, place in waiting:
-            why = measured.refused or others.excess(measured, slack)
-            yield passed(replace(restored(spool, measured, place), refused=why))
+                waiting.append(put_by(spool, judged))
+            del judged  # not held while the next client answers
+        for judged, place in waiting:
+            why = judged.refused or others.excess(judged, slack)
+            yield passed(replace(restored(spool, judged, place), refused=why))
     for name, sizes in kept.items():
         known[name] = [max(pair) for pair in zip(sizes, known.get(name, sizes), strict=True)]
 
 
-def in_agreement(replies: Iterable[Measured], consensus: Consensus | None) -> Iterator[Measured]:
+def in_agreement(replies: Iterable[Judged], consensus: Consensus | None) -> Iterator[Judged]:
     """The same replies in the same order; those that contradict what most say are refused.
 
     All of them wait on disk until the last one has come: in memory there is one at a time.
@@ -116,26 +116,26 @@ def in_agreement(replies: Iterable[Measured], consensus: Consensus | None) -> It
         yield from replies
         return
     with Spool() as spool:
-        waiting = list[tuple[Measured, Place | None]]()
-        for measured in replies:
-            if measured.reply.message is not None and not measured.refused:
-                consensus.add(measured.reply.message)
-            waiting.append(put_by(spool, measured))
-            del measured
-        for measured, place in waiting:
-            whole = restored(spool, measured, place)
+        waiting = list[tuple[Judged, Place | None]]()
+        for judged in replies:
+            if judged.reply.message is not None and not judged.refused:
+                consensus.add(judged.reply.message)
+            waiting.append(put_by(spool, judged))
+            del judged
+        for judged, place in waiting:
+            whole = restored(spool, judged, place)
             message = None if whole.refused else whole.reply.message
             yield whole if message is None else replace(whole, refused=consensus.objection(message))
 
 
-def put_by(spool: Spool, measured: Measured) -> tuple[Measured, Place | None]:
+def put_by(spool: Spool, judged: Judged) -> tuple[Judged, Place | None]:
     """A reply whose message waits on disk."""
-    message = measured.reply.message
+    message = judged.reply.message
     if message is None:
-        return measured, None
-    return replace(measured, reply=replace(measured.reply, message=None)), spool.put(message)
+        return judged, None
+    return replace(judged, reply=replace(judged.reply, message=None)), spool.put(message)
 
 
-def restored(spool: Spool, measured: Measured, place: Place | None) -> Measured:
+def restored(spool: Spool, judged: Judged, place: Place | None) -> Judged:
     message = None if place is None else spool.get(place)
-    return replace(measured, reply=replace(measured.reply, message=message))
+    return replace(judged, reply=replace(judged.reply, message=message))

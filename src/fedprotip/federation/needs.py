@@ -1,16 +1,11 @@
 """What a run needs at least in memory, before it is tried: settings can be possible one by one and absurd together."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from fedprotip.errors import UsageError
 from fedprotip.methods.base import Method
 from fedprotip.methods.parts.statistics import KIND as STATISTICS
-from fedprotip.models.heads import builder_of
+from fedprotip.models.heads import without_memory
 from fedprotip.models.prefix import PIECE
 from fedprotip.settings import Settings
 from fedprotip.store.memory import machine_bytes
@@ -76,27 +71,12 @@ def products(settings: Settings, method: Method, features: int) -> Need:
 def _weights(settings: Settings, stream: Stream) -> int:
     """Bytes of a backbone, which is built without its memory; 0 where that cannot be done."""
     try:
-        with torch.device("meta"), _Uninitialised():
-            backbone = builder_of(settings.model.name)(settings.model, stream.dataset.image_shape)
+        backbone = without_memory(settings.model, stream.dataset.image_shape)
         return sum(tensor.numel() * tensor.element_size() for tensor in backbone.state_dict().values())
     except UsageError:
         raise
     except Exception:  # someone's own, which needs real tensors: it is tried as it is
         return 0
-
-
-class _Uninitialised(TorchFunctionMode):
-    """Without the initial values of weights: for tensors without memory torch would load its compiler first."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return given["tensor"] if "tensor" in given else args[0]
-        if func in (torch.Tensor.mul, torch.Tensor.__mul__) and isinstance(args[1], float):
-            return args[0]
-        return (torch.empty if func in (torch.rand, torch.randn) else func)(*args, **given)
 
 
 def _gib(nbytes: int) -> str:

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fedprotip.errors import RunError, UnknownName, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed
@@ -29,10 +27,9 @@ from fedprotip.inference.routers import Vote
 from fedprotip.inference.soundness import check_knowledge, check_model
 from fedprotip.models import Network, new_network
 from fedprotip.models.freeze import frozen_prefixes
-from fedprotip.models.heads import Features, builder_of
+from fedprotip.models.heads import Features, without_memory
 from fedprotip.models.state import full_state, load_state
 from fedprotip.models.steps import Inputs
-from fedprotip.seeds import ambient_stream
 from fedprotip.settings import known
 from fedprotip.store.files import Tensors, parsed
 from fedprotip.store.folder import DATA, RunFolder
@@ -51,7 +48,6 @@ BYTES_PER_PIXEL = 64
 """What answering an image takes at least, for each of its numbers: the image and a few maps of it."""
 DEEP = 1000
 """Layers that a backbone may have without a tensor for each of them."""
-DRAWS = (Tensor.normal_, Tensor.uniform_)
 MISFITS = (
     ArithmeticError,
     AssertionError,
@@ -275,21 +271,14 @@ def _filled(plan: Plan, weights: Tensors) -> Network:
     return network.eval()
 
 
-class _Undrawn(TorchFunctionMode):
-    """Inside, tensors are not filled with random numbers. Those of no memory would import torch's compiler for it."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if function in DRAWS else function(*args, **(kwargs or {}))
-
-
 def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
     """Compare sizes before there is any memory for a network: a plan can ask for more than a machine has."""
     heads = 1 if plan.model.head == "shared" else len(plan.tasks)
     if plan.model.depth > max(DEEP, len(weights)) or heads > len(weights):
         raise ValueError(f"{heads} heads and model.depth = {plan.model.depth} for {len(weights)} tensors")
-    build, backbone = builder_of(plan.model.name), None
-    with suppress(*MISFITS), ambient_stream(plan.seed, "init"), torch.device("meta"), _Undrawn():
-        backbone = build(plan.model, plan.pixels.shape)
+    backbone = None
+    with suppress(*MISFITS):
+        backbone = without_memory(plan.model, plan.pixels.shape)
     if backbone is not None:  # one of one's own may need real numbers
         own = {f"backbone.{name}": tensor for name, tensor in full_state(backbone).items()}
         _refuse_another(plan, own, {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")})

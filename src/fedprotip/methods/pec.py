@@ -25,13 +25,13 @@ from fedprotip.methods.parts.presence import check_samples
 from fedprotip.methods.parts.students import (
     FORMS,
     Size,
-    all_outputs,
     born,
     chosen,
     empty,
     filled,
     fit,
     merged,
+    outputs_in_parts,
     scores,
 )
 from fedprotip.methods.parts.training import SHORT
@@ -219,7 +219,7 @@ def taught(local: Local, images: Tensor) -> Tensor:
         width, seed = options.width * options.teacher, local.settings.run.seed
         teacher = new_teacher(local.site.image_shape[0], width, options.outputs, seed)
         teacher = {name: tensor.to(images.device) for name, tensor in teacher.items()}
-        kept = {"values": all_outputs(teacher, images)[:, 0].cpu(), "task": torch.tensor(local.task)}
+        kept = {"values": outputs_in_parts(teacher, images)[:, 0].cpu(), "task": torch.tensor(local.task)}
         local.own.put(TARGETS, kept)
     return kept["values"]
 

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedprotip.errors import UnknownName, UsageError
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
@@ -215,6 +217,27 @@ def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: i
         if taps:
             network.first = pool(run_steps(backbone, image, 0, taps[0])).shape[1]
     return network
+
+
+def without_memory(model: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
+    """A backbone that has sizes and no numbers. One of one's own may need real ones: then it fails in its own way."""
+    build = builder_of(model.name)
+    with torch.random.fork_rng(), torch.device("meta"), _Undrawn():
+        return build(model, image_shape)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Inside, no numbers are drawn: for tensors without memory torch would import its compiler for that."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        if function in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        if function in (Tensor.mul, Tensor.__mul__) and isinstance(args[1], float):
+            return args[0]
+        return (torch.empty if function in (torch.rand, torch.randn) else function)(*args, **given)
 
 
 @contextmanager

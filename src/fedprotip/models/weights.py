@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedprotip.errors import UsageError, shortened
+from fedprotip.errors import UsageError, listed, shortened
 
 CLASSIFIERS = ("fc.", "head.", "heads.", "extras.", "classifier.")
 """Output layers of published checkpoints, and what runs have beside the backbone: left out, a run has its own."""
@@ -125,5 +125,4 @@ def _named_as(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _some(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"{what} {', '.join(shortened(name, 60) for name in names[:2])}{more}"
+    return f"{what} {listed([shortened(name, 60) for name in names], 2)}"

@@ -33,10 +33,11 @@ from fedprotip.paper.costs import costs
 from fedprotip.paper.finished import CellSummary, FinishedCell, as_then, by_key, read_cell
 from fedprotip.paper.protocols import CODE, PROTOCOLS, WHY_CODE, Protocol, protocol
 from fedprotip.paper.rows import SCALES, Row
-from fedprotip.paper.verdicts import judge, shown
-from fedprotip.report.gains import Measured, trained_minus_frozen
+from fedprotip.paper.verdicts import judge
+from fedprotip.report.gains import Result, trained_minus_frozen
 from fedprotip.report.style import png
 from fedprotip.report.tables import QUIET, Stat
+from fedprotip.report.text import setting_text
 from fedprotip.settings import Settings
 from fedprotip.store.events import Observer
 from fedprotip.store.files import write_atomic
@@ -200,7 +201,7 @@ def write_table(outcome: Outcome, results: Path = RESULTS) -> list[Path]:
     return [place / file for file in content]
 
 
-def _told(cell: FinishedCell) -> Measured:
+def _told(cell: FinishedCell) -> Result:
     return cell.settings, cell.summary
 
 
@@ -267,7 +268,7 @@ def _changed(made: Mapping[str, Any], settings: Settings) -> list[str]:
     except UsageError as error:
         return [f"this version cannot read its settings: {str(error).rstrip('.')}"]
     keys = [key for key in then | now if then.get(key) != now.get(key)]
-    return [f"{key} {shown(then.get(key))}, now {shown(now.get(key))}" for key in keys]
+    return [f"{key} {setting_text(then.get(key))}, now {setting_text(now.get(key))}" for key in keys]
 
 
 def _left(folder: Path, settings: Settings) -> list[str]:

@@ -17,6 +17,7 @@ from fedprotip.paper.anchors import DIGITS, DOMAIN_ORDERS, Published
 from fedprotip.paper.finished import by_key
 from fedprotip.paper.protocols import stated
 from fedprotip.report.tables import QUIET
+from fedprotip.report.text import setting_text
 from fedprotip.settings import Settings
 from fedprotip.stream.tasks import task_sizes
 
@@ -98,7 +99,7 @@ def _nearest(settings: Settings | Mapping[str, Any], record: Published) -> tuple
         indifferent = QUIET | CHANCE | (FINDING if record.mode in ("aware", "agnostic") else frozenset())
         keys = [key for key in theirs | ours if key not in indifferent and ours.get(key) != theirs.get(key)]
         free = VARIANTS - SUBJECT.get(record.table, frozenset()) if record.method == "fedprotip" else frozenset()
-        told = {key: f"{key} {shown(ours.get(key))}, paper {shown(theirs.get(key))}" for key in keys}
+        told = {key: f"{key} {setting_text(ours.get(key))}, paper {setting_text(theirs.get(key))}" for key in keys}
         found.append(([told[key] for key in keys if key not in free], [told[key] for key in keys if key in free]))
     return min(found, key=lambda pair: (len(pair[0]), len(pair[1])))
 
@@ -120,8 +121,3 @@ def _resolved(settings: Settings) -> dict[str, Any]:
     if settings.clients.partition == "iid":
         flat["clients.alpha"] = None
     return flat
-
-
-def shown(value: Any) -> str:
-    """A value as a settings file has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from fedprotip.errors import shortened
 from fedprotip.report.parts import Grid
 from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import BOOKKEEPING, QUIET, Group
-from fedprotip.report.text import joined
+from fedprotip.report.text import joined, setting_text
 
 QUESTION = ("data.", "stream.")
 """Settings that say what is asked; all others say how it is answered."""
@@ -79,5 +80,4 @@ def _other_samples(runs: list[RunData]) -> list[int]:
 
 
 def _shown(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= MOST else text[: MOST - 1] + "…"
+    return shortened(setting_text(value), MOST)

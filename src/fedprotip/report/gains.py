@@ -9,7 +9,7 @@ from typing import Any
 from fedprotip.report.tables import Group, Stat
 from fedprotip.store.results import Summary
 
-Measured = tuple[Mapping[str, Mapping[str, Any]], Summary]
+Result = tuple[Mapping[str, Mapping[str, Any]], Summary]
 """The settings of a run, and what came of it."""
 FROZEN, WAY, BIRTH = "lda", "statistics", "birth"
 SAME = ("data", "stream", "clients", "model", "statistics")
@@ -19,7 +19,7 @@ TITLE = "Trained minus frozen (points)"
 NOTE = "Class statistics alone: of the trained network less those of the network as it began, seed by seed."
 
 
-def trained_minus_frozen(runs: Iterable[Measured], others: Iterable[Measured]) -> dict[str, Stat]:
+def trained_minus_frozen(runs: Iterable[Result], others: Iterable[Result]) -> dict[str, Stat]:
     """Mode → points by which class statistics of runs are better than at birth, or than those of their frozen twins.
 
     A twin, among others, differs in nothing but what trains. Empty without any, and for runs that train nothing.
@@ -45,14 +45,14 @@ def gains(groups: list[Group]) -> dict[str, dict[str, Stat]]:
     return {label: points for label, points in found.items() if points}
 
 
-def _is_frozen(run: Measured) -> bool:
+def _is_frozen(run: Result) -> bool:
     return run[1].method == FROZEN and not run[0].get("method", {}).get("adapt", False)
 
 
-def _twins(run: Measured, other: Measured) -> bool:
+def _twins(run: Result, other: Result) -> bool:
     return run[1].seed == other[1].seed and all(run[0].get(section) == other[0].get(section) for section in SAME)
 
 
-def _by(run: Measured, way: str, mode: str) -> float | None:
+def _by(run: Result, way: str, mode: str) -> float | None:
     found = run[1].routers.get(way)
     return None if found is None else getattr(found, mode)

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedprotip.report import style
-from fedprotip.report.rundata import RunData, average
+from fedprotip.report.rundata import RunData
 from fedprotip.report.tables import Group, Stat, labels
 from fedprotip.report.text import PHASES, STAND_IN, byte_unit
+from fedprotip.store.records import mean_of
 from fedprotip.store.results import MODES, Geometry, standing_for
 
 
@@ -117,7 +118,7 @@ def rho_by_task(measured: list[Geometry]) -> list[Stat]:
 def rho_and_beta(measured: list[Geometry]) -> tuple[Stat, Stat]:
     """Mean ρ̂ and mean β̂ of a run, over seeds."""
     return (
-        Stat.of(average(geometry.rho_mean) for geometry in measured),
+        Stat.of(mean_of(geometry.rho_mean) for geometry in measured),
         Stat.of(geometry.beta_bar for geometry in measured),
     )
 

@@ -10,7 +10,7 @@ from fedprotip.errors import RunError
 from fedprotip.store.answers import Answers
 from fedprotip.store.events import Absent, Failure, TaskDone, Warned, Withheld, read_events
 from fedprotip.store.folder import ANSWERS, GEOMETRY, MEMORY, RunFolder
-from fedprotip.store.records import Manifest, Number, read_ledger, read_manifest, read_record, read_text
+from fedprotip.store.records import Manifest, read_ledger, read_manifest, read_record, read_text
 from fedprotip.store.results import Geometry, Memory, Summary
 
 READ = ("settings.toml", "summary.json", "events.jsonl", "ledger.jsonl", ANSWERS, GEOMETRY, MEMORY)
@@ -89,12 +89,6 @@ class RunData:
         """The value of a setting such as "method.threshold"; the default where the run is older than the setting."""
         section, _, field = key.partition(".")
         return self.settings.get(section, {}).get(field, default)
-
-
-def average(values: list[Number]) -> Number:
-    """Mean of the measured values; None when there is none."""
-    known = [value for value in values if value is not None and value == value]
-    return sum(known) / len(known) if known else None
 
 
 def _sections(text: str, path: Path) -> dict[str, dict[str, Any]]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from fedprotip.errors import RunError
 from fedprotip.report.files import save
-from fedprotip.report.rundata import RunData, average
-from fedprotip.store.records import Number
+from fedprotip.report.rundata import RunData
+from fedprotip.report.text import setting_text
+from fedprotip.store.records import Number, mean_of
 from fedprotip.store.results import MODES, Memory, RouterFigures, standing_for
 
 Cell = str | int | float | None
@@ -246,7 +247,7 @@ class Stat:
     @classmethod
     def of(cls, values: Iterable[Number]) -> "Stat":
         known = [value for value in values if value is not None and value == value]
-        return cls(average(list(known)), statistics.stdev(known) if len(known) > 1 else None)
+        return cls(mean_of(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -369,9 +370,8 @@ def _label(run: RunData, peers: list[RunData], leave_out: frozenset[str]) -> str
     fields = [key.partition(".")[2] for key in keys]
     parts = [run.summary.method]
     for key, field in zip(keys, fields, strict=True):
-        value = run.setting(key, "–")
-        shown = str(value).lower() if isinstance(value, bool) else str(value)
-        parts.append(f"{field if fields.count(field) == 1 else key}={shown}")
+        name = field if fields.count(field) == 1 else key
+        parts.append(f"{name}={setting_text(run.setting(key, '–'))}")
     return " ".join(parts)
 
 

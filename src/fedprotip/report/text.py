@@ -92,6 +92,11 @@ def points(value: object) -> str:
     return f"{number(value)} %" if isinstance(value, float | int) else "–"
 
 
+def setting_text(value: object) -> str:
+    """The value of a setting as a file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def plus_minus(mean: Number, std: Number, digits: int = 1) -> str:
     """Mean ± sample standard deviation; a single run has no ±."""
     return number(mean, digits) if std is None else f"{number(mean, digits)} ± {number(std, digits)}"

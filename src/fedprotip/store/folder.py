@@ -3,9 +3,7 @@
     DIR/settings.toml  manifest.json  plan.json  data.safetensors  events.jsonl  ledger.jsonl  summary.json
         model.safetensors  a file for each artefact of the method  checkpoint/  clients/  report.html  plots/  tables/
 
-A checkpoint is an index that names immutable objects by their hash. Objects are written first, the index
-last, each atomically, so a crash leaves the old checkpoint or the new one and never half of one. What did
-not change since the last checkpoint is neither read nor written again; what two checkpoints share is kept twice.
+`checkpoints.py` has what lies in checkpoint/.
 """
 
 import errno
@@ -17,21 +15,19 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any
 
 import torch
-from pydantic import Field
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.store.answers import Answers
+from fedprotip.store.checkpoints import LOGS, Checkpoints
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.events import read_events
 from fedprotip.store.files import Tensors, hash_of, parsed, serialise
-from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, unsealed
-from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
+from fedprotip.store.plain import PlainFolder
 from fedprotip.store.records import (
     SEAL,
     DataRecord,
@@ -53,31 +49,10 @@ READABLE = (1, FORMAT)
 
 TRIALS = 4
 """How often a lock is asked for before it counts as somebody else's."""
-INDEX = "[0-9]" * 8 + ".json"
-LOGS = ("events.jsonl", "ledger.jsonl")
 DATA = "data.safetensors"
 ANSWERS, GEOMETRY, MEMORY = "answers.json", "geometry.json", "memory.json"
 ARTEFACTS = ("settings.toml", "summary.json", "plan.json", "*.safetensors")
 """Files whose hashes the manifest holds; once the run is finished, also those of the logs and of what was measured."""
-
-
-class CheckpointIndex(Index):
-    """`checkpoint/00000042.json`"""
-
-    clients: dict[str, ObjectName]  # "client/name" → its private state
-    logs: dict[Literal["events.jsonl", "ledger.jsonl"], Annotated[int, Field(ge=0)]]  # their lengths
-
-
-@dataclass(frozen=True)
-class Named:
-    """The objects that a checkpoint names."""
-
-    groups: set[str] = field(default_factory=set)
-    clients: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, index: CheckpointIndex) -> "Named":
-        return cls(index.names, set(index.clients.values()))
 
 
 @contextmanager
@@ -97,10 +72,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = PlainFolder(path)
-        self._checkpoints = self._files.inner("checkpoint")
-        self._objects = ObjectFolder(path / "checkpoint" / "objects", path)
-        self._step = 0
-        self._named: dict[int, Named] = {}  # by the number of each checkpoint that is kept
+        self._checkpoints = Checkpoints(self._files)
         self._lock: IO[bytes] | None = None
 
     @classmethod
@@ -109,7 +81,7 @@ class RunFolder:
         run = cls(path)
         with explained(path):
             _refuse_unless_blank(path)
-            run._objects.create()
+            run._checkpoints.objects.create()
             run._hold()
             try:
                 _refuse_unless_blank(path)  # another run may have begun here meanwhile
@@ -140,7 +112,7 @@ class RunFolder:
         return run
 
     def store(self, budget_mb: int) -> ClientStore:
-        return ClientStore(self._objects, budget_mb * 2**20)
+        return ClientStore(self._checkpoints.objects, budget_mb * 2**20)
 
     def manifest(self) -> Manifest:
         """What the run goes by; refuses one that lacks it."""
@@ -239,9 +211,9 @@ class RunFolder:
     def _hold(self) -> None:
         if self._lock is not None:  # since `create`
             return
-        if "checkpoint" not in self._files.folders():
+        if not self._checkpoints.there:
             raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
-        lock = self._checkpoints.lockable("lock")
+        lock = self._checkpoints.folder.lockable("lock")
         for trial in range(TRIALS):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,9 +227,9 @@ class RunFolder:
 
     def in_use(self) -> bool:
         """Whether a process is at work in it right now; nothing is written to find out."""
-        if "checkpoint" not in self._files.folders() or not self._checkpoints.has("lock"):
+        if not self._checkpoints.there or not self._checkpoints.folder.has("lock"):
             return False
-        with self._checkpoints.opened("lock") as lock:
+        with self._checkpoints.folder.opened("lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -304,19 +276,14 @@ class RunFolder:
         for name, read in readers.items():
             if name not in files and self._files.taken(name):
                 state[name] = _outcome(read, self.path / name)
-        if "checkpoint" in self._files.folders():
-            for name in self._checkpoints.names(INDEX):
-                state[f"checkpoint/{name}"] = _outcome(self._check_checkpoint, name)
+        if self._checkpoints.there:
+            for name in self._checkpoints.names():
+                state[f"checkpoint/{name}"] = _outcome(self._checkpoints.check, name)
         if "clients" in self._files.folders():
             sites = self._files.inner("clients")
             for client in sites.folders("[0-9]*"):
                 state[f"clients/{client}"] = _outcome(check_site, sites.inner(client))
         return state
-
-    def _check_checkpoint(self, name: str) -> None:
-        index = self._read_index(name)
-        self._objects.verify(sorted({*index.names, *index.clients.values()}), mend=False)
-        self._check_logs(index.logs)
 
     def require_intact(self, *names: str) -> None:
         """Raise RunError unless these files of a finished run, or all, are those of its manifest.
@@ -359,113 +326,26 @@ class RunFolder:
 
     def checkpoint(self, state: Mapping[str, Any], groups: Mapping[str, Tensors], store: ClientStore) -> None:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
-        index = {
-            "state": dict(state),
-            "groups": {name: self._objects.write_group(name, tensors) for name, tensors in groups.items()},
-            "clients": store.flush(),
-            "logs": {log: self._files.size(log, synced=True) for log in LOGS},
-        }
-        named = Named(set(index["groups"].values()), set(index["clients"].values()))
-        self._objects.duplicate(sorted(named.groups & self._named.get(self._step, Named()).groups))
-        self._step += 1
-        self._checkpoints.write(_index_name(self._step), sealed(index))
-        self._named = {step: kept for step, kept in self._named.items() if step == self._step - 1}
-        self._named[self._step] = named
-        self._clean()
+        self._checkpoints.save(state, groups, store)
 
     def restore(
         self, store: ClientStore, warn: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Tensors]] | None:
-        """The newest good checkpoint (state, groups), or None when there is none yet.
-
-        A damaged index or object is recognised by its hash; then the checkpoint before it is used and
-        `warn` says so. Private state of clients is kept once: where no checkpoint has all of it, clients go on
-        without what is lost, as one would that lost its folder, and `warn` says that.
-        """
-        found = sorted(self._checkpoints.names(INDEX), reverse=True)
-        partly: tuple[str, CheckpointIndex, dict[str, Tensors]] | None = None
-        for name in found:
-            try:
-                index = self._read_index(name)
-                self._objects.verify(sorted(index.names))
-                self._check_logs(index.logs)
-                groups = {group: self._objects.read(obj) for group, obj in index.groups.items()}
-                partly = partly or (name, index, groups)
-                self._objects.verify(sorted(index.clients.values()))
-            except (RunError, OSError) as error:
-                warn(f"Checkpoint {name} is damaged ({error}); the one before it is used.")
-                continue
-            return self._stand_at(name, index, groups, store)
-        if partly:
-            name, index, groups = partly
-            good = {key: obj for key, obj in index.clients.items() if self._is_good(obj)}
-            lost = sorted(index.clients.keys() - good.keys())
-            warn(f"So {name} is used after all, without what is lost: private state of clients ({', '.join(lost)}).")
-            return self._stand_at(name, index.model_copy(update={"clients": good}), groups, store)
-        if found:
-            raise RunError(f"No checkpoint of {self.path} can be read; start again with: fedprotip run.")
-        if self.manifest().status == "finished":
-            raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
-        self._cut_logs(dict.fromkeys(LOGS, 0))
-        self._clean()
-        return None
+        """The newest good checkpoint (state, groups), or None when there is none yet; see `Checkpoints.restore`."""
+        found = self._checkpoints.restore(store, warn)
+        if found is None:
+            if self.manifest().status == "finished":
+                raise RunError(f"{self.path} has no checkpoint: it answers, but cannot be continued.")
+            self._checkpoints.begin()
+        return found
 
     def drop_spares(self) -> None:
         """A finished run keeps what an extension needs, once: older states and all second copies go."""
-        self._named = {step: named for step, named in self._named.items() if step == self._step}
-        if self._named:
-            self._clean(spares=False)
+        self._checkpoints.drop_spares()
         if "clients" in self._files.folders():
             sites = self._files.inner("clients")
             for client in sites.folders("[0-9]*"):
                 SiteFolder(sites.inner(client).path).keep_newest()
-
-    def _stand_at(
-        self, name: str, index: CheckpointIndex, groups: dict[str, Tensors], store: ClientStore
-    ) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        self._cut_logs(index.logs)
-        self._step = int(name[:8])
-        self._named = {self._step: Named.of(index)} | self._older()
-        self._clean()
-        store.restore(index.clients)
-        return index.state, groups
-
-    def _is_good(self, obj: str) -> bool:
-        try:
-            self._objects.verify([obj])
-        except RunError:
-            return False
-        return True
-
-    def _older(self) -> dict[int, Named]:
-        """The objects of the checkpoint before the current one, kept in case the current one is damaged later."""
-        with suppress(RunError, OSError):
-            return {self._step - 1: Named.of(self._read_index(_index_name(self._step - 1)))}
-        return {}
-
-    def _read_index(self, name: str) -> CheckpointIndex:
-        return CheckpointIndex.model_validate(unsealed(self._checkpoints.read(name, TEXT)))
-
-    def _check_logs(self, sizes: Mapping[Any, int]) -> None:
-        for log, size in sizes.items():
-            if self._files.size(log) < size:
-                raise RunError(f"{log} is shorter than it should be")
-
-    def _cut_logs(self, sizes: Mapping[Any, int]) -> None:
-        for log, size in sizes.items():
-            self._files.cut(log, size)
-
-    def _clean(self, spares: bool = True) -> None:
-        """Remove every checkpoint, object and half-written file that is no longer needed."""
-        for name in self._checkpoints.names(INDEX):
-            if int(name[:8]) not in self._named:
-                self._checkpoints.remove(name)
-        groups, clients = ([getattr(named, kind) for named in self._named.values()] for kind in ("groups", "clients"))
-        shared = set.intersection(*groups) if groups and spares else set[str]()
-        self._objects.keep_only(set[str]().union(*groups, *clients), twice=shared)
-        for folder in (self._checkpoints, self._files):
-            for name in folder.names(f"*{UNFINISHED}"):
-                folder.remove(name)
 
 
 def is_run(path: Path) -> bool:
@@ -492,10 +372,6 @@ def free_path(base: Path) -> Path:
         number += 1
         candidate = base.with_name(f"{base.name}-{number}")
     return candidate
-
-
-def _index_name(step: int) -> str:
-    return f"{step:08d}.json"
 
 
 def _outcome(check: Callable[[Any], Any], what: Any) -> str:

@@ -8,7 +8,7 @@ stay readable. What clients say is made printable and cut, here and nowhere else
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -37,6 +37,12 @@ FileName = Annotated[str, AfterValidator(plain_name)]
 def finite(value: float) -> Number:
     """None in the place of NaN and infinity, which a record refuses."""
     return value if math.isfinite(value) else None
+
+
+def mean_of(values: Iterable[Number]) -> Number:
+    """The mean of what was measured; None where nothing was."""
+    known = [value for value in values if value is not None and value == value]
+    return sum(known) / len(known) if known else None
 
 
 class BadRecord(RunError):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from fedprotip.store.records import BadRecord, Number, Part, Reason, Record
+from fedprotip.store.records import BadRecord, Number, Part, Reason, Record, mean_of
 
 MODES = ("single", "aware", "agnostic", "batch64")  # first what a user gets: one sample, task unknown
 
@@ -51,7 +51,7 @@ class RoutingOverTasks(Part):
         unknown: Sequence[Number] = [None] * len(rows)
         return cls(
             at_end=list(rows[-1] or unknown),
-            so_far=[_mean(row) if row else None for row in rows],
+            so_far=[mean_of(row) if row else None for row in rows],
             newest=[row[-1] if row else None for row in rows],
         )
 
@@ -166,18 +166,13 @@ class Summary(Record):
 
     def over_tasks(self, mode: str) -> list[Number]:
         """Average accuracy over the tasks seen so far, after each task (the paper's Fig. 3)."""
-        return [_mean(row[: i + 1]) for i, row in enumerate(self.matrix.get(mode, []))]
+        return [mean_of(row[: i + 1]) for i, row in enumerate(self.matrix.get(mode, []))]
 
     @property
     def unmeasured(self) -> list[int]:
         """Tasks that were not evaluated after the last one: there were no test samples of theirs."""
         last = next((rows[-1] for rows in self.matrix.values() if rows), [])
         return [task for task, value in enumerate(last) if value is None]
-
-
-def _mean(values: Sequence[Number]) -> Number:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 class Memory(Record):

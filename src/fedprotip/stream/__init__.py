@@ -9,16 +9,16 @@ from fedprotip.lazy import lazily
 
 if TYPE_CHECKING:
     from fedprotip.stream.advice import check_clients
-    from fedprotip.stream.readings import settled
+    from fedprotip.stream.readings import spelled_out
     from fedprotip.stream.stream import Batch, Stream, Task, build_stream
 
-__all__ = ["Batch", "Stream", "Task", "build_stream", "check_clients", "settled"]
+__all__ = ["Batch", "Stream", "Task", "build_stream", "check_clients", "spelled_out"]
 
 __getattr__ = lazily(
     __name__,
     {
         "check_clients": "fedprotip.stream.advice",
-        "settled": "fedprotip.stream.readings",
+        "spelled_out": "fedprotip.stream.readings",
         **dict.fromkeys(("Batch", "Stream", "Task", "build_stream"), "fedprotip.stream.stream"),
     },
 )

@@ -5,7 +5,7 @@ So nothing that is advised here is warned of afterwards.
 
 import numpy as np
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, listed
 from fedprotip.stream.stream import Stream
 
 THIN = 0.5
@@ -34,10 +34,9 @@ def thin_warning(stream: Stream) -> str:
     tasks = thin_tasks(stream)
     if not tasks:
         return ""
-    minimum, named = stream.settings.statistics.minimum, ", ".join(str(task + 1) for task in tasks[:3])
-    more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
+    minimum, named = stream.settings.statistics.minimum, listed([str(task + 1) for task in tasks], 3)
     return (
-        f"In task {named}{more} most samples lie with clients that have fewer than {minimum} of a class, and class "
+        f"In task {named} most samples lie with clients that have fewer than {minimum} of a class, and class "
         f"statistics leave them out (statistics.minimum); {_advised(stream)}."
     )
 

@@ -6,13 +6,13 @@ says that its figures cannot be compared.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, listed
 from fedprotip.store.files import Tensors
 from fedprotip.store.folder import RunFolder
 from fedprotip.stream.fingerprint import PARTS, Fingerprint, Inventory, Note, Samples, names_in, take
@@ -108,8 +108,8 @@ def changes(record: dict[str, Any], table: Inventory | None, now: Fingerprint, a
     measured = [task for task in differ["test"] if task in learned and all(one["test"] for one in pairs[task][1])]
     past = _described("test", table, now, measured, tasks) if measured else []
     if past and past != [REORDERED["test"]]:  # in whichever order, the same samples are right
-        listed = _listed([str(task + 1) for task in measured])
-        past.append(f"accuracies on task {listed} from before and from now on cannot be compared")
+        named = listed([str(task + 1) for task in measured], NAMED)
+        past.append(f"accuracies on task {named} from before and from now on cannot be compared")
         return Changes(found, past, never[0] if never else "")
     return Changes(found, never=never[0] if never else "")
 
@@ -140,7 +140,7 @@ def _sample_changes(part: str, table: Inventory, now: Fingerprint, differ: list[
         lost, won = Counter(gone.get(name, [])), Counter(come.get(name, []))
         changed = lost & won  # by name; pixels have none, and as many as went and came count as changed
         counts = [
-            f"{files.total()} {word}" + (f" ({_listed(list(files.elements()))})" if any(files) else "")
+            f"{files.total()} {word}" + (f" ({listed(list(files.elements()), NAMED)})" if any(files) else "")
             for word, files in (("added", won - changed), ("removed", lost - changed), ("changed", changed))
             if files
         ]
@@ -166,9 +166,3 @@ def _beyond(some: list[tuple[Key, str]], others: list[tuple[Key, str]]) -> dict[
             left[key] -= 1
             found.setdefault(key[0], []).append(name)
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -13,7 +13,7 @@ from fedprotip.stream.advice import check_clients, thin_warning
 from fedprotip.stream.datasets import Dataset, index_dataset
 from fedprotip.stream.images import FileImages, open_rgb
 from fedprotip.stream.pixels import DIM
-from fedprotip.stream.readings import settled
+from fedprotip.stream.readings import spelled_out
 from fedprotip.stream.stream import Stream, build_stream
 
 LISTED = 1000
@@ -62,7 +62,7 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
         "plan": "",
     }
     try:
-        settings = settled(settings, notes.append, dataset)
+        settings = spelled_out(settings, notes.append, dataset)
         stream = build_stream(settings, replace(dataset, size=settings.data.sides))
         facts["tasks"] = [_task(stream, index) for index in range(len(stream.tasks))]
         facts["plan"] = _plan(stream, settings)

@@ -18,7 +18,7 @@ LEAST = 2
 Note = Callable[[str], None]
 
 
-def settled(settings: Settings, note: Note = lambda text: None, dataset: Dataset | None = None) -> Settings:
+def spelled_out(settings: Settings, note: Note = lambda text: None, dataset: Dataset | None = None) -> Settings:
     """The same settings, with what own data says about itself where they say nothing; `note` is told what that is.
 
     Args:

@@ -6,7 +6,6 @@ Plain numbers in, plain numbers out; `federation/geometry.py` measures what goes
 from collections.abc import Sequence
 from math import inf, sqrt
 
-import torch
 from torch import Tensor
 
 from fedprotip.subspace.project import Projector
@@ -98,12 +97,3 @@ def forgetting_bound_canonical(betas: Sequence[float], rounds: int, smoothness: 
 def loss_forgetting_bound(tasks: int, beta_bar: float, rounds: int, smoothness: float, second_moment: float) -> float:
     """Eq. 16: bound on FT_loss at the canonical step size."""
     return tasks * second_moment / smoothness * (beta_bar * sqrt(rounds) / 2 + 1 / 4)
-
-
-def principal_angles(a: Tensor, b: Tensor) -> Tensor:
-    """Angles (radians, ascending) between the spans of two orthonormal bases (d, r) and (d, s)."""
-    a, b = a.double(), b.double()
-    if a.shape[1] < b.shape[1]:
-        a, b = b, a
-    sines = torch.linalg.svdvals(b - a @ (a.T @ b)).clamp(max=1.0)
-    return torch.asin(sines).flip(0)

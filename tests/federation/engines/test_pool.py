@@ -16,7 +16,8 @@ from torch import nn
 import fedprotip
 from fedprotip.errors import RunError, UsageError
 from fedprotip.federation.engines import pool as workers
-from fedprotip.federation.engines.pool import PoolEngine, Worker, likeness, useful_workers
+from fedprotip.federation.engines.pool import PoolEngine, Worker, likeness
+from fedprotip.federation.engines.workplace import useful_workers
 from fedprotip.federation.server import Server
 from fedprotip.methods import create_method
 from fedprotip.models import build_network

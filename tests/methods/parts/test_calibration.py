@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedprotip.inference.calibration import BINS, FADING, MEASURES, MOST_LOSS, TEMPERATURES, Calibration, best_way
 from fedprotip.inference.calibration import SURE as BINS_OF_SURENESS
 from fedprotip.messages import Message
-from fedprotip.methods.parts.calibration import Calibrating, bounded
+from fedprotip.methods.parts.calibration import Calibrating, capped
 from fedprotip.settings import TrainSettings
 from fedprotip.stream.plan import Answering, WayPlan
 from tests.sites import Ends
@@ -157,5 +157,5 @@ def test_nobody_makes_ways_level_by_being_apart(ends):
 
 
 def test_a_single_client_is_believed():
-    assert bounded(torch.tensor([[3, 4]])).tolist() == [[3, 4]]
-    assert bounded(torch.tensor([[3, 4], [9, 0]])).tolist() == [[3, 0], [3, 0]]
+    assert capped(torch.tensor([[3, 4]])).tolist() == [[3, 4]]
+    assert capped(torch.tensor([[3, 4], [9, 0]])).tolist() == [[3, 0], [3, 0]]

@@ -6,10 +6,8 @@ are there. What passes through the pipe is what would pass over a network: parce
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,25 +16,19 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
-import torch
-
-from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, RunError, UsageError
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.base import reason
+from fedprotip.federation.engines.workplace import Workplace, instructions, useful_workers
 from fedprotip.federation.parcels import LOST, Ask, Reply, Request
 from fedprotip.messages import BadMessage, Message, pack_parcel, unpack_parcel
 from fedprotip.methods import create_method
 from fedprotip.models.heads import builder_of
-from fedprotip.models.prefix import PrefixCache
-from fedprotip.settings import Settings, to_toml
+from fedprotip.settings import Settings
 from fedprotip.store.clients import StoreError
 from fedprotip.store.files import hash_of
 from fedprotip.store.scratch import Scratch
-from fedprotip.stream import Stream, build_stream
-from fedprotip.stream.datasets import loader_of
-from fedprotip.stream.holdings import Holding
-from fedprotip.stream.kept import Settled
+from fedprotip.stream import Stream
 
 AHEAD = 2
 """Clients per worker that may be under way or done before it is their turn: so many replies are kept at most."""
@@ -99,21 +91,12 @@ class PoolEngine:
     def _start(self) -> None:
         settings, count = self._settings, useful_workers(self._settings, self._stream)
         self._files = Scratch(self._folder)
-        what = {
-            "settings": to_toml(settings),
-            "threads": max(1, torch.get_num_threads() // count),
-            "cache_mb": -(-settings.run.cache_mb // count),
-            "files": str(self._files.path),
-            "clients": str(self._folder),
-            "modules": modules_of(settings),
-            "kept": self._stream.kept.plain(),
-            "learned": self._stream.kept.learned,
-        }
+        told = instructions(settings, self._stream, self._folder, self._files, count)
         resource_tracker.ensure_running()  # its own start would unblock the signal again
         for _ in range(count):
             self._workers.append(Worker())
         for worker in self._workers:
-            worker.send(json.dumps(what).encode())
+            worker.send(json.dumps(told).encode())
         mine = likeness(settings, self._stream)
         for worker in self._workers:
             _refuse_another_run(worker.receive(), mine)
@@ -217,26 +200,17 @@ class Worker:
         return RunError(f"A worker process died while it {doing} (exit code {self.process.exitcode}); {hint}.")
 
 
-class Host:
+class Host(Workplace):
     """What a worker process holds: the data, and the clients that were given to it."""
 
-    def __init__(self, what: dict[str, Any]) -> None:
-        for module in what["modules"]:
-            with suppress(ImportError):  # then its names are unknown, which is said
-                import_module(module)
-        settings = settings_file.load(tomllib.loads(what["settings"]))
-        method = create_method(settings)
-        kept = Settled.of(what["kept"], what["learned"])
-        self.stream, self._folder = build_stream(settings, kept=kept), Path(what["clients"])
-        self.likeness = likeness(settings, self.stream)
-        share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})
-        self._cache = PrefixCache(self.stream, share, Path(what["files"]), enabled=not method.sees_images)
+    def __init__(self, told: dict[str, Any]) -> None:
+        super().__init__(told)
+        self.likeness = likeness(self.settings, self.stream)
         self._clients: dict[int, Client] = {}
 
     def answer(self, data: bytes) -> bytes:
         number = int.from_bytes(data[:8], "little")
-        client = self._clients.pop(number, None)
-        client = client or Client(self._folder / str(number), Holding(self.stream, number), self._cache)
+        client = self._clients.pop(number, None) or self.client(number)
         self._clients[number] = client  # the last of them was asked last
         for resting in list(self._clients.values())[:-AWAKE]:
             resting.rest()
@@ -252,10 +226,9 @@ def main(connection: Connection) -> None:
     """A worker process: answers until the run hangs up, or is gone."""
     Thread(target=end_with_the_run, daemon=True).start()
     with suppress(EOFError, ConnectionError):
-        what = json.loads(connection.recv_bytes())
-        torch.set_num_threads(what["threads"])
+        told = json.loads(connection.recv_bytes())
         try:
-            host = Host(what)
+            host = Host(told)
             connection.send_bytes(json.dumps({"likeness": host.likeness}).encode() + b"\n")
             while True:
                 connection.send_bytes(host.answer(connection.recv_bytes()))
@@ -273,13 +246,6 @@ def end_with_the_run() -> None:
         os._exit(1)
 
 
-def modules_of(settings: Settings) -> list[str]:
-    """Where method, model and dataset are registered, as far as that is not this package, and what the user gave."""
-    makers = (type(create_method(settings)), builder_of(settings.model.name), loader_of(settings.data.name))
-    named = {maker.__module__ for maker in makers}
-    return sorted({*settings_file.given(), *(name for name in named if not name.startswith("fedprotip."))})
-
-
 def likeness(settings: Settings, stream: Stream) -> str:
     """Recognises method, backbone and data, so that a worker that has built something else is noticed."""
     newest = stream.tasks[-1]  # data of learned tasks may be gone
@@ -288,11 +254,6 @@ def likeness(settings: Settings, stream: Stream) -> str:
     names = [type(create_method(settings)).__qualname__, str(builder(settings.model, shape)), str(shape)]
     data = [stream.dataset.train_labels.numpy().tobytes(), images.contiguous().numpy().tobytes()]
     return hash_of("\n".join(names).encode() + b"".join(data))
-
-
-def useful_workers(settings: Settings, stream: Stream) -> int:
-    """As many as the setting says, but no more than there are clients in any task."""
-    return min(settings.run.workers, max(len(stream.clients(task.index)) for task in stream.tasks))
 
 
 def _stopped(error: Exception) -> bytes:

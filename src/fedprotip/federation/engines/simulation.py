@@ -11,32 +11,23 @@ import os
 import queue
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedprotip import settings as settings_file
 from fedprotip.envelopes import Envelope, require_flower
 from fedprotip.errors import FedprotipError, RunError
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.base import reason
 from fedprotip.federation.engines.flower import FlowerEngine
-from fedprotip.federation.engines.pool import modules_of, useful_workers
+from fedprotip.federation.engines.workplace import Workplace, instructions, useful_workers
 from fedprotip.messages import Message
-from fedprotip.methods import create_method
-from fedprotip.models.prefix import PrefixCache
-from fedprotip.settings import Settings, to_toml
+from fedprotip.settings import Settings
 from fedprotip.store.scratch import Scratch
-from fedprotip.stream import Stream, build_stream
-from fedprotip.stream.holdings import Holding
-from fedprotip.stream.kept import Settled
+from fedprotip.stream import Stream
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -52,19 +43,10 @@ def simulated(stream: Stream, settings: Settings, folder: Path) -> FlowerEngine:
     """The engine, with its simulation running; `folder`: holds a folder for every client."""
     require_flower()
     count, files = useful_workers(settings, stream), Scratch(folder)
-    what = {
-        "settings": to_toml(settings),
-        "threads": max(1, torch.get_num_threads() // count),
-        "cache_mb": -(-settings.run.cache_mb // count),
-        "files": str(files.path),
-        "clients": str(folder),
-        "modules": modules_of(settings),
-        "kept": stream.kept.plain(),
-        "learned": stream.kept.learned,
-    }
+    told = instructions(settings, stream, folder, files, count)
     everyone = sorted({client for task in stream.tasks for client in stream.clients(task.index)})
     try:
-        simulation = started(client_app(what), len(everyone), count)
+        simulation = started(client_app(told), len(everyone), count)
     except BaseException:
         files.close()
         raise
@@ -162,45 +144,26 @@ class Simulation:
             self._found.put(error)
 
 
-def client_app(what: dict[str, Any]) -> "ClientApp":
+def client_app(told: dict[str, Any]) -> "ClientApp":
     """What Ray processes run for a node."""
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
 
-    app, text = ClientApp(), json.dumps(what)
+    app, text = ClientApp(), json.dumps(told)
 
     @app.train("ask")
     def ask(message: FlowerMessage, context: Any) -> FlowerMessage:
-        return FlowerMessage(Host.of(text).answer(Envelope.of(message.content)).records(), reply_to=message)
+        place, envelope = workplace(text), Envelope.of(message.content)
+        answer = answered_by(lambda: place.client(envelope.head["client"]), envelope)
+        return FlowerMessage(answer.records(), reply_to=message)
 
     return app
 
 
-class Host:
-    """What a Ray process holds: the data; clients have all else in their folders."""
-
-    def __init__(self, what: dict[str, Any]) -> None:
-        for module in what["modules"]:
-            with suppress(ImportError):  # then its names are unknown, which is said
-                import_module(module)
-        torch.set_num_threads(what["threads"])
-        settings = settings_file.load(tomllib.loads(what["settings"]))
-        self._stream = build_stream(settings, kept=Settled.of(what["kept"], what["learned"]))
-        self._folder = Path(what["clients"])
-        share = settings.model_copy(update={"run": settings.run.model_copy(update={"cache_mb": what["cache_mb"]})})
-        cached = not create_method(settings).sees_images
-        self._cache = PrefixCache(self._stream, share, Path(what["files"]), enabled=cached)
-
-    @staticmethod
-    @cache
-    def of(text: str) -> "Host":
-        """The one of this process."""
-        return Host(json.loads(text))
-
-    def answer(self, envelope: Envelope) -> Envelope:
-        number = envelope.head["client"]
-        holding = Holding(self._stream, number)
-        return answered_by(lambda: Client(self._folder / str(number), holding, self._cache), envelope)
+@cache
+def workplace(text: str) -> Workplace:
+    """That of this Ray process."""
+    return Workplace(json.loads(text))
 
 
 def answered_by(client: Callable[[], Client], envelope: Envelope) -> Envelope:

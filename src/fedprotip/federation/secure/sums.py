@@ -9,7 +9,7 @@ import torch
 
 from fedprotip.federation.engines.base import Engine
 from fedprotip.federation.journal import Crossed, Journal
-from fedprotip.federation.line import Measured, in_line
+from fedprotip.federation.line import Judged, in_line
 from fedprotip.federation.parcels import KEYS, MASKED, SECURE, SHARES, UNMASK, Reply, Request, answers
 from fedprotip.federation.secure.desk import CLIENTS, COMMITTED, LAYOUT, LETTERS, SUM, as_rows, rows
 from fedprotip.federation.secure.ring import Layout, decode
@@ -57,7 +57,7 @@ def check_whole(whole: Message, server: Server, exchange: Exchange) -> None:
         raise BadMessage(f"the sum of all clients cannot be checked ({type(error).__name__}: {error})") from None
     if exchange.when == "round":
         known = server.progress.line.setdefault(exchange.name, {})
-        for judged in in_line([Measured(Reply(EVERYONE, whole), sizes=sizes)], exchange.slack, known):
+        for judged in in_line([Judged(Reply(EVERYONE, whole), sizes=sizes)], exchange.slack, known):
             if judged.refused:
                 raise BadMessage(f"the sum of all clients is not like those before: {judged.refused}")
 

@@ -91,7 +91,7 @@ class Calibrating(Exchange):
 
         A sum in private is taken as it is; else:
 
-        How far a way is ahead of the simplest one, or behind it, is `bounded` for every client: one of them can neither
+        How far a way is ahead of the simplest one, or behind it, is `capped` for every client: one of them can neither
         rule a way out, nor make up for what the others found wrong with another one. So are wrong answers. A right one
         has a loss of log C at most, whatever the temperature; that bounds losses. They are summed; where single clients
         are not trusted, the middle of those per sample counts. Nobody counts for more samples than could be held back
@@ -108,7 +108,7 @@ class Calibrating(Exchange):
         distances = torch.stack([one["distances"] for one in told])
         right, loss, sure = (torch.stack([one[name].double() for one in told]) for name in ("right", "loss", "hits"))
         samples = scored(told)
-        wrong = bounded((samples[:, None] - right).clamp_min(0))  # rounded, where a client counts for fewer samples
+        wrong = capped((samples[:, None] - right).clamp_min(0))  # rounded, where a client counts for fewer samples
         guessing = math.log(sum(map(len, site.classes[: site.task + 1])))
         most = (samples[:, None] - wrong) * guessing + wrong * MOST_LOSS
         per_sample = {"loss": loss.minimum(most[:, :, None]), "hits": sure}
@@ -121,9 +121,9 @@ class Calibrating(Exchange):
                 found[name] = (rate * samples.sum()).view(tensor.shape[1:])
         apart = torch.stack([one["apart"].double() for one in told])
         ahead = right - right[:, :1]
-        gained = (ahead.sign() * bounded(ahead.abs())).sum(0)
+        gained = (ahead.sign() * capped(ahead.abs())).sum(0)
         found |= {"distances": distances.sum(0).double(), "right": samples.sum() - wrong[:, 0].sum() + gained}
-        found |= {"apart": bounded(apart).sum(0), "asked": samples.sum().double()[None]}
+        found |= {"apart": capped(apart).sum(0), "asked": samples.sum().double()[None]}
         lasting = self._lasting(told, found["right"])
         shares: dict[str, float | Tensor] = {"right": lasting, "apart": 1.0, "asked": 1.0}
         for name, tensor in found.items():
@@ -136,7 +136,7 @@ class Calibrating(Exchange):
         Whoever makes it small at most brings the network at birth to answer, which is no worse than without training.
         """
         lost = torch.stack([one["right"].double() - one["still"].double() for one in told]).clamp_min(0)
-        lost = bounded(lost) if is_robust(self._train.aggregate) else lost
+        lost = capped(lost) if is_robust(self._train.aggregate) else lost
         ways = [self._answering.ways[name] for name in self._answering.tried]
         moves = torch.tensor([way.router not in (BIRTH, BIRTH_SHARED) for way in ways])
         return (1 - moves * lost.sum(0) / right.clamp_min(1)).clamp(0, 1)
@@ -168,7 +168,7 @@ def evened(told: list[Tensors]) -> list[Tensors]:
     return [lighter(one, usual(torch.tensor(some)).max().item()) for one in told] if some else told
 
 
-def bounded(counts: Tensor) -> Tensor:
+def capped(counts: Tensor) -> Tensor:
     """Counts of clients (K, …), none more than the next most of its kind."""
     return counts if len(counts) < 2 else counts.minimum(counts.topk(2, dim=0).values[1])
 

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from fedprotip.inference.experts import BIRTH, BIRTH_SHARED, SHARED, STATISTICS, feature_map
-from fedprotip.inference.statistics import (
-    PARTS,
-    FeatureMap,
-    Sums,
-    low_rank,
-    pack,
-    recall,
-    unpack,
-)
+from fedprotip.inference.statistics import PARTS, FeatureMap, Sums, low_rank, pack, recall, unpack
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.exchange import Combine, Exchange, Sender
 from fedprotip.methods.local import Local
@@ -217,22 +209,22 @@ def check(message: Message, kind: str, classes: int, change: FeatureMap, rank: i
     check_withheld(message, classes)
     if (message.tensors["counts"] < 0).any() or (message.tensors["counts"] > SAMPLES).any():
         raise BadMessage("a count is negative or impossible")
-    counts, sums = message.tensors["counts"].double(), message.tensors["sums"].double()
-    if sums[counts == 0].any() or message.tensors["sketches"][counts == 0].any():
+    found = _sums(message)
+    unseen = ~found.seen
+    if found.sums[unseen].any() or found.sketches[unseen].any():
         raise BadMessage("a class without samples has a sum")
-    if not counts.any() and any(message.tensors[name].any() for name in products):
+    if not found.seen.any() and any(message.tensors[name].any() for name in products):
         raise BadMessage("there are products of no samples")
     if rank:
         if (message.tensors["rest"] < 0).any():
             raise BadMessage("a variance is negative")
-        _check_sketches(message, change)
-        return
-    moment = unpack(message.tensors["moment"].double(), d)
-    scatter = moment - sums.T @ (sums / counts.clamp_min(1)[:, None])
-    scatter.diagonal().add_(max(ROUNDED * moment.trace().item(), torch.finfo(torch.float32).tiny))
-    if torch.linalg.cholesky_ex(scatter)[1]:
-        raise BadMessage("its second moment is none, or does not fit its sums and counts")
-    _check_sketches(message, change)
+    else:
+        scatter = found.scatter()
+        scatter.diagonal().add_(max(ROUNDED * found.moment.trace().item(), torch.finfo(torch.float32).tiny))
+        if torch.linalg.cholesky_ex(scatter)[1]:
+            raise BadMessage("its second moment is none, or does not fit its sums and counts")
+    if change.columns:
+        _check_sketches(found, change.omega, whole=not rank)
 
 
 def check_withheld(message: Message, classes: int) -> None:
@@ -241,22 +233,21 @@ def check_withheld(message: Message, classes: int) -> None:
         raise BadMessage(f"withheld is not a number of classes up to {classes}")
 
 
-def _check_sketches(message: Message, change: FeatureMap) -> None:
-    """Raise BadMessage unless Ωᵀ·S_c·Ω of every class is a scatter matrix, and the sketches fit the second moment."""
-    if not change.columns:
-        return
-    found, omega = _sums(message), change.omega
-    seen = found.seen
-    inner = omega.T @ found.sketches[seen]  # ΩᵀM_cΩ
+def _check_sketches(found: Sums, omega: Tensor, whole: bool) -> None:
+    """Raise BadMessage unless Ωᵀ·S_c·Ω of every class is a scatter matrix, and the sketches fit the second moment.
+
+    whole: they are of all that is in the moment, which is not of low rank.
+    """
+    inner = omega.T @ found.sketches[found.seen]  # ΩᵀM_cΩ
     size = torch.einsum("ckk->c", inner).clamp_min(torch.finfo(torch.float32).tiny)[:, None, None]
     apart = (inner - inner.mT).abs()
-    scatter = omega.T @ found.own_scatter(omega)[seen]
-    scatter = (scatter + scatter.mT) / 2 + size * SKETCHED * torch.eye(change.columns, dtype=torch.float64)
+    scatter = omega.T @ found.own_scatter(omega)[found.seen]
+    scatter = (scatter + scatter.mT) / 2 + size * SKETCHED * torch.eye(omega.shape[1], dtype=torch.float64)
     if (apart > size * SKETCHED).any() or torch.linalg.cholesky_ex(scatter)[1].any():
         raise BadMessage("the sketch of a class is none, or does not fit its sum and count")
-    if "moment" in message.tensors:
-        whole = found.moment @ omega
-        if (found.sketches.sum(0) - whole).norm() > SKETCHED * whole.norm():
+    if whole:
+        seen = found.moment @ omega
+        if (found.sketches.sum(0) - seen).norm() > SKETCHED * seen.norm():
             raise BadMessage("its sketches do not add up to its second moment")
 
 

@@ -82,7 +82,7 @@ def outputs(stack: Tensors, images: Tensor) -> Tensor:
     return torch.einsum("ncd,cmd->ncm", pooled, stack["weight"]) + stack["bias"]
 
 
-def all_outputs(stack: Tensors, images: Tensor) -> Tensor:
+def outputs_in_parts(stack: Tensors, images: Tensor) -> Tensor:
     """`outputs` for images that all see: some networks and some images at a time, so that maps stay small."""
     maps = stack["gain"][0].numel() * images[0, 0].numel()  # of one network and one image
     networks = max(1, AT_ONCE // (FEW * maps))
@@ -95,7 +95,7 @@ def all_outputs(stack: Tensors, images: Tensor) -> Tensor:
 
 def scores(students: Tensors, teacher: Tensors, images: Tensor) -> Tensor:
     """(n, c): minus the mean squared error of every student against the teacher."""
-    errors = (all_outputs(students, part) - all_outputs(teacher, part) for part in images.split(TOGETHER))
+    errors = (outputs_in_parts(students, part) - outputs_in_parts(teacher, part) for part in images.split(TOGETHER))
     return torch.cat([-error.square().mean(2) for error in errors])
 
 

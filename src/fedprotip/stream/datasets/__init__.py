@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError, looked_for, shortened
+from fedprotip.errors import UsageError, listed, looked_for, shortened
 from fedprotip.settings import DataSettings, declare
 from fedprotip.stream.images import FileImages, Images
 from fedprotip.stream.kept import NOTHING, Settled, grown
@@ -112,9 +112,8 @@ def locate(settings: DataSettings) -> tuple[Path, Layout]:
             if not missing(base, layout):
                 return base, layout
     lacking = min((missing(root, layout) for layout in choices), key=len)
-    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     raise UsageError(
-        f"{settings.name!r}: {root} has no {lacking[0]}{more}; "
+        f"{settings.name!r}: {root} has no {listed(lacking, 1)}; "
         f"give the folder that holds it as data.root, or see: fedprotip data get {settings.name}."
     )
 
