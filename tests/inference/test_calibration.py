@@ -193,6 +193,22 @@ def test_every_way_has_its_own_temperature():
     assert Calibration.recall(knowledge, TRIED, "cosine").temperature == 1.0
 
 
+@pytest.mark.parametrize(
+    ("counts", "classes", "way"),
+    [
+        ([0, 0, 0, 0], [[0, 1], [2, 3]], "cosine"),
+        ([0, 9, 0, 0], [[0, 1], [2, 3]], "cosine"),
+        ([0, 9, 0, 0], [[0, 1], [1, 3]], "statistics"),
+        ([0, 9, 0, 9], [[0, 1], [2, 3]], "statistics"),
+    ],
+)
+def test_where_statistics_say_nothing_about_half_of_the_tasks_heads_answer(counts, classes, way):
+    """Clients with a few samples of a class tell nothing of it; a class seen again is known from its other task."""
+    known = {"statistics/counts": torch.tensor(counts, dtype=torch.float64)}
+    assert best_way(TRIED, known, classes) == way
+    assert best_way(TRIED.model_copy(update={"auto": False}), known, classes) == "statistics"
+
+
 def test_without_evidence_the_simplest_way_answers():
     """A network that was trained on next to nothing need not be better than the one it began as."""
     ways = {name: WayPlan(router=name, expert=name) for name in ("birth", "statistics")}

@@ -239,6 +239,7 @@ def test_very_few_images_still_run_and_are_warned_of(check, tmp_path):
     found = check(class_folders(tmp_path, per_class=2))
     assert found["problem"] == ""
     assert "more images per class would help" in found["warnings"][0]
+    assert "clients.count = 3: a task has only 3 training samples." in found["notes"]
 
 
 def test_dark_whole_numbers_are_warned_of(check, tmp_path):
