@@ -184,6 +184,16 @@ def test_the_way_that_was_right_most_often_answers_ties_to_the_simpler(right, wa
     assert best_way(stated, knowledge) == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("right", "apart", "way"),
+    [([48, 50], 2, "statistics"), ([48, 50], 3, "statistics"), ([47, 50], 3, "fused"), ([40, 45], 11, "fused")],
+)
+def test_two_samples_are_no_lead(right, apart, way):
+    """Of so few chance takes one side as often as not."""
+    found = {"right": torch.tensor(right), "apart": apart * (1 - torch.eye(2)), "asked": torch.tensor([55.0])}
+    assert best_way(TRIED, {f"calibration/{name}": tensor.double() for name, tensor in found.items()}) == way
+
+
 def test_every_way_has_its_own_temperature():
     loss = torch.ones(2, len(TEMPERATURES), dtype=torch.float64)
     loss[0, 3], loss[1, 5] = -9.0, -9.0

@@ -95,8 +95,10 @@ def best_way(answering: Answering, knowledge: Tensors, classes: Sequence[Sequenc
     """The way that answers: the one that was right most often; without evidence the simplest one that could be tried.
 
     Ties go to the simpler way. It is a tie where one of the two alone was right n times, and the simpler one is behind
-    by no more than √n. Clients leave classes of which they have few samples out of their sums: where statistics say
-    nothing about half of the tasks or more, heads answer, and subspaces say which.
+    by no more than 1 + √n: McNemar's test, with Edwards's correction for counts that are small.
+
+    Clients leave classes of which they have few samples out of their sums. Where statistics say nothing about half of
+    the tasks or more, heads answer, and subspaces say which.
 
     Args:
         classes: of every task.
@@ -113,7 +115,7 @@ def best_way(answering: Answering, knowledge: Tensors, classes: Sequence[Sequenc
     else:  # of older versions, which counted wrong answers of the simpler way instead
         asked = knowledge.get("calibration/asked", knowledge["calibration/distances"][0].sum())
         apart = asked - right
-    level = right + apart.clamp_min(0).sqrt() >= right.max()
+    level = right + 1 + apart.clamp_min(0).sqrt() >= right.max()
     return answering.tried[int(level.int().argmax())]
 
 
