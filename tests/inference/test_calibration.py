@@ -184,6 +184,16 @@ def test_the_way_that_was_right_most_often_answers_ties_to_the_simpler(right, wa
     assert best_way(stated, knowledge) == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("right", "apart", "way"),
+    [([48, 50], 2, "statistics"), ([48, 50], 3, "statistics"), ([47, 50], 3, "fused"), ([40, 45], 11, "fused")],
+)
+def test_two_samples_are_no_lead(right, apart, way):
+    """Of so few chance takes one side as often as not."""
+    found = {"right": torch.tensor(right), "apart": apart * (1 - torch.eye(2)), "asked": torch.tensor([55.0])}
+    assert best_way(TRIED, {f"calibration/{name}": tensor.double() for name, tensor in found.items()}) == way
+
+
 def test_every_way_has_its_own_temperature():
     loss = torch.ones(2, len(TEMPERATURES), dtype=torch.float64)
     loss[0, 3], loss[1, 5] = -9.0, -9.0
@@ -191,6 +201,22 @@ def test_every_way_has_its_own_temperature():
     for way, place in (("statistics", 3), ("fused", 5)):
         assert Calibration.recall(knowledge, TRIED, way).temperature == pytest.approx(float(TEMPERATURES[place]))
     assert Calibration.recall(knowledge, TRIED, "cosine").temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "classes", "way"),
+    [
+        ([0, 0, 0, 0], [[0, 1], [2, 3]], "cosine"),
+        ([0, 9, 0, 0], [[0, 1], [2, 3]], "cosine"),
+        ([0, 9, 0, 0], [[0, 1], [1, 3]], "statistics"),
+        ([0, 9, 0, 9], [[0, 1], [2, 3]], "statistics"),
+    ],
+)
+def test_where_statistics_say_nothing_about_half_of_the_tasks_heads_answer(counts, classes, way):
+    """Clients with a few samples of a class tell nothing of it; a class seen again is known from its other task."""
+    known = {"statistics/counts": torch.tensor(counts, dtype=torch.float64)}
+    assert best_way(TRIED, known, classes) == way
+    assert best_way(TRIED.model_copy(update={"auto": False}), known, classes) == "statistics"
 
 
 def test_without_evidence_the_simplest_way_answers():

@@ -115,7 +115,7 @@ def test_wrong_folders_are_one_sentence(tmp_path):
     (tmp_path / "a" / "empty").mkdir()
     refused(lambda: own(tmp_path / "a"), "Class 'empty' is empty")
     class_folders(tmp_path / "b" / "train")
-    refused(lambda: own(tmp_path / "b"), "'train' only", "'test'")
+    refused(lambda: own(tmp_path / "b"), "'train' only", "'test'", "data.folders = 'class' where it is a class")
     class_folders(tmp_path / "b" / "test", classes=("cat", "dog"))
     refused(lambda: stream(tmp_path / "b", tasks=1), "Class 'økse'", "no test samples")
     class_folders(tmp_path / "c", per_class=1)
@@ -217,6 +217,66 @@ def test_what_is_listed_twice_is_not_both_learned_and_tested(tmp_path):
     assert len(own(twice).train_labels) == 23
     leak = write_csv(tmp_path / "leak.csv", [*rows, {**rows[0], "split": "train"}])
     refused(lambda: own(leak), "leak.csv lists", "pics/cat/000.png twice", "for training and for testing")
+
+
+def test_a_file_with_two_labels_is_refused_and_one_listed_again_is_told(tmp_path):
+    rows = listed(tmp_path, split=lambda name, number: "test" if number < 3 else "train")
+    assert own(write_csv(tmp_path / "once.csv", rows)).notes == ()
+    (note,) = own(write_csv(tmp_path / "again.csv", [*rows, rows[7]])).notes
+    assert "samples that are listed twice count twice: 1." in note
+    both = write_csv(tmp_path / "both.csv", [*rows, {**rows[7], "label": "dog"}])
+    refused(lambda: own(both), "pics/cat/007.png as 'cat' and as 'dog'", "one label")
+    tasked = [row | {"task": "coarse"} for row in rows] + [row | {"task": "fine", "label": "x"} for row in rows]
+    assert "x" in own(write_csv(tmp_path / "tasks.csv", tasked)).classes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace(",", "\t"),
+        lambda text: text + ",\n,\n",
+        lambda text: text.replace("/", "\\"),
+    ],
+    ids=["semicolons", "tabs", "empty rows", "from Windows"],
+)
+def test_tables_as_spreadsheets_write_them(tmp_path, change):
+    table = write_csv(tmp_path / "t.csv", listed(tmp_path))
+    wanted = own(table)
+    table.write_text(change(table.read_text(encoding="utf-8")), encoding="utf-8-sig")
+    found = own(table)
+    assert found.classes == wanted.classes
+    assert torch.equal(found.train_labels, wanted.train_labels)
+
+
+def test_files_that_a_table_lacks_are_counted(tmp_path):
+    rows = listed(tmp_path)
+    gone = [{**row, "path": f"elsewhere/{row['path']}"} for row in rows[:3]]
+    table = write_csv(tmp_path / "t.csv", [*rows[3:], *gone])
+    refused(lambda: own(table), "sample 28 names 'elsewhere/pics", "(nor do the files of 2 others)", "relative to the")
+    refused(lambda: own(write_csv(tmp_path / "u.csv", [*rows, {**rows[0], "path": ""}])), "sample 31 has no path")
+
+
+def test_parts_may_be_capitalised_and_a_class_may_be_called_train(tmp_path):
+    for part in ("Train", "Test"):
+        class_folders(tmp_path / "a" / part)
+    assert len(own(tmp_path / "a").train_labels) == len(own(tmp_path / "a").test_labels) == 30
+    for part in ("train", "val"):
+        class_folders(tmp_path / "b" / part)
+    refused(lambda: own(tmp_path / "b"), "'train' only", "rename 'val'")
+    class_folders(tmp_path / "c", classes=("bus", "train"))
+    refused(lambda: own(tmp_path / "c"), "data.folders = 'class'")
+    assert own(tmp_path / "c", folders="class").classes == ["bus", "train"]
+    (tmp_path / "c" / "__MACOSX").mkdir()
+    assert own(tmp_path / "c", folders="class").classes == ["bus", "train"]
+
+
+def test_labels_in_a_column_of_their_own_are_labels(tmp_path):
+    x, y = np.zeros((40, 6, 6), np.uint8), np.arange(40) % 4
+    np.savez(tmp_path / "d.npz", x=x, y=y[:, None])
+    assert own(tmp_path / "d.npz").classes == ["0", "1", "2", "3"]
+    np.savez(tmp_path / "e.npz", x=x, y=np.eye(4)[y])
+    refused(lambda: own(tmp_path / "e.npz"), "it is float64 (40, 4)")
 
 
 def test_client_numbers_stand_and_long_ones_are_numbered():

@@ -239,6 +239,29 @@ def test_very_few_images_still_run_and_are_warned_of(check, tmp_path):
     found = check(class_folders(tmp_path, per_class=2))
     assert found["problem"] == ""
     assert "more images per class would help" in found["warnings"][0]
+    assert "clients.count = 3: a task has only 3 training samples." in found["notes"]
+
+
+def test_clients_with_an_image_each_are_answered_by_heads(command, check, tmp_path):
+    """Nobody can tell statistics of a class then, and nobody can hold a sample back."""
+    places = np.arange(40)
+    split = np.where(places < 20, "train", "test")
+    source = npz(tmp_path / "d.npz", 40, y=places % 2, client=places % 20, split=split)
+    said = check(source)
+    assert (said["problem"], len(said["warnings"])) == ("", 1)
+    assert "more images per client and class would help" in said["warnings"][0]
+    given = sets(*QUICK, f"data.source={source}")
+    code, out, err = command("run", *given, "--out", tmp_path / "run", "--json")
+    assert (code, "No statistics of '0', '1': none of 20 clients has 5 samples" in err) == (0, True)
+    summary = json.loads(out)
+    assert summary["router"] == "cosine"
+    assert summary["accuracy"]["single"] == summary["accuracy"]["agnostic"]
+
+
+def test_one_class_has_nothing_to_be_told_apart_from(check, tmp_path):
+    found = check(class_folders(tmp_path, classes=("cat",), per_class=20))
+    assert "stream.tasks = 1: there is 1 class." in found["notes"]
+    assert any("There is one class only" in warning for warning in found["warnings"])
 
 
 def test_dark_whole_numbers_are_warned_of(check, tmp_path):

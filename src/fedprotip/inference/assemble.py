@@ -21,7 +21,7 @@ def assemble(answering: Answering, network: Network, knowledge: Tensors, classes
     def given(options: Options) -> Context:
         return Context(network, knowledge, classes, candidates, options)
 
-    chosen = best_way(answering, knowledge)
+    chosen = best_way(answering, knowledge, classes)
     return Inference(
         candidates,
         {name: builder_of("expert", name, EXPERTS)(given(options)) for name, options in answering.experts.items()},

@@ -5,12 +5,14 @@ two was and the other was not, its loss at every temperature of a fixed grid, ho
 sure, and how many samples lie in each bin of the distance. Sums of clients and tasks add up like class statistics.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedprotip.inference.experts import BIRTH, STATISTICS, network_of
+from fedprotip.inference.statistics import COUNTS
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
@@ -18,6 +20,8 @@ TEMPERATURES = torch.logspace(-1, 2, 25)
 """0.1 to 100: below 1 answers become surer, above 1 less sure."""
 NAT = 1.0
 """A loss that is larger by this over all samples is no evidence: the likelihoods differ by a factor of e."""
+WITHOUT_STATISTICS = "cosine"
+"""The way that needs no class statistics."""
 MOST_LOSS = 50
 """−log p(right answer) of one sample is cut here; it is also that of a model that has diverged and says nothing."""
 MEASURES = ("odd", "new")
@@ -87,14 +91,22 @@ def networks(answering: Answering) -> list[str]:
     return [name for name in (STATISTICS, BIRTH) if name in answering.experts]
 
 
-def best_way(answering: Answering, knowledge: Tensors) -> str:
+def best_way(answering: Answering, knowledge: Tensors, classes: Sequence[Sequence[int]] = ()) -> str:
     """The way that answers: the one that was right most often; without evidence the simplest one that could be tried.
 
     Ties go to the simpler way. It is a tie where one of the two alone was right n times, and the simpler one is behind
-    by no more than √n.
+    by no more than 1 + √n: McNemar's test, with Edwards's correction for counts that are small.
+
+    Clients leave classes of which they have few samples out of their sums. Where statistics say nothing about half of
+    the tasks or more, heads answer, and subspaces say which.
+
+    Args:
+        classes: of every task.
     """
     if not answering.auto or not answering.tried:
         return answering.chosen
+    if WITHOUT_STATISTICS in answering.ways and _say_little(knowledge, classes):
+        return WITHOUT_STATISTICS
     right = knowledge.get("calibration/right")
     if right is None:
         return answering.tried[0]
@@ -103,8 +115,17 @@ def best_way(answering: Answering, knowledge: Tensors) -> str:
     else:  # of older versions, which counted wrong answers of the simpler way instead
         asked = knowledge.get("calibration/asked", knowledge["calibration/distances"][0].sum())
         apart = asked - right
-    level = right + apart.clamp_min(0).sqrt() >= right.max()
+    level = right + 1 + apart.clamp_min(0).sqrt() >= right.max()
     return answering.tried[int(level.int().argmax())]
+
+
+def _say_little(knowledge: Tensors, classes: Sequence[Sequence[int]]) -> bool:
+    """Whether class statistics have no class of at least half of the tasks."""
+    counts, labels = knowledge.get(COUNTS), [label for known in classes for label in known]
+    if counts is None or len(counts) != len(labels):
+        return False
+    told = {label for label, count in zip(labels, counts.tolist(), strict=True) if count > 0}
+    return 2 * sum(told.isdisjoint(known) for known in classes) >= len(classes) > 0
 
 
 def _truth(counts: Tensor, right: Tensor) -> Tensor:

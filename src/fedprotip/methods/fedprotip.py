@@ -81,7 +81,8 @@ class FedProTIPOptions(MethodSettings):
     router: RouterName = Field(
         "auto",
         description="How the task is found. auto: the way that is right most often about samples that clients held "
-        "back; without any: birth if it is kept, else statistics, or cosine where there are none. cosine and vote "
+        "back; without any: birth if it is kept, else statistics; cosine where statistics lack half of the tasks, "
+        "because no client has samples enough of their classes, or are not sent. cosine and vote "
         "(Eq. 12); gaussian likelihood of the relevance; class statistics, which answer themselves or choose a head; "
         "fused: p(task) by statistics, p(class) by heads; shared, for domains: statistics of a class in all domains "
         "together; birth: statistics of the network before any training.",

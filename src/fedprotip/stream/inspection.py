@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from fedprotip.errors import FedprotipError
+from fedprotip.errors import FedprotipError, shortened
 from fedprotip.settings import Settings
 from fedprotip.stream.advice import check_clients, thin_warning
 from fedprotip.stream.datasets import Dataset, index_dataset
@@ -57,7 +57,7 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
         "tasks": [],
         "unreadable": unreadable,
         "notes": notes,
-        "warnings": _dark(dataset),
+        "warnings": [*_alone(dataset), *_dark(dataset)],
         "problem": f"Unreadable files: {len(unreadable)}; mend or remove them." if unreadable else "",
         "plan": "",
     }
@@ -96,6 +96,13 @@ def _kept(dataset: Dataset) -> str:
 def _classes(dataset: Dataset) -> list[dict[str, Any]]:
     train, test = (Counter(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
     return [{"name": name, "train": train[i], "test": test[i]} for i, name in enumerate(dataset.classes)]
+
+
+def _alone(dataset: Dataset) -> list[str]:
+    """With one class every answer is right."""
+    if len(dataset.classes) > 1:
+        return []
+    return [f"There is one class only, {shortened(dataset.classes[0])!r}, so every answer is right; is more missing?"]
 
 
 def _dark(dataset: Dataset) -> list[str]:

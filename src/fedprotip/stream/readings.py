@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedprotip.settings import Settings
-from fedprotip.stream.advice import enough_clients
+from fedprotip.stream.advice import enough_clients, thin_tasks
 from fedprotip.stream.datasets import Dataset, index_dataset
 from fedprotip.stream.images import FileImages
 from fedprotip.stream.stream import build_stream
@@ -80,7 +80,8 @@ def _with_tasks(settings: Settings, dataset: Dataset, note: Note) -> Settings:
         why = f"the data names {len(dataset.domains)}"
     elif stream.scenario == "class":
         classes = len(stream.order) if isinstance(stream.order, list) else len(dataset.classes)
-        count, why = _class_tasks(settings, classes), f"there are {classes} classes"
+        count = _class_tasks(settings, classes)
+        why = "there is 1 class" if classes == 1 else f"there are {classes} classes"
     else:
         return settings
     if count == stream.tasks or count < 1:
@@ -111,8 +112,11 @@ def _with_clients(settings: Settings, dataset: Dataset, note: Note) -> Settings:
     if named:
         count, why = named, "the data names them"
     else:
-        count = enough_clients(build_stream(settings, dataset), clients.count)
+        stream = build_stream(settings, dataset)
+        count = enough_clients(stream, clients.count)
         why = f"with {clients.count} most of them would have fewer than {settings.statistics.minimum} images of a class"
+        if thin_tasks(stream.with_clients(count)):  # with any number
+            why = f"a task has only {min(len(task.train) for task in stream.coming)} training samples"
     if count == clients.count:
         return settings
     note(f"clients.count = {count}: {why}.")

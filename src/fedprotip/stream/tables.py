@@ -20,6 +20,7 @@ from fedprotip.stream.trees import PARTS, read_tree
 
 OPTIONAL = ("task", "client", "split")
 COLUMNS = ("path", "label", *OPTIONAL)
+BETWEEN = ",;\t"
 PAIRS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -61,14 +62,20 @@ def read_folder(folder: Path, folders: str = "auto") -> Table:
 
 
 def read_csv(path: Path) -> Table:
-    """Columns path and label, and maybe task, client and split; paths are relative to the file."""
+    """Columns path and label, and maybe task, client and split; paths are relative to the file.
+
+    Between two columns is whichever of `BETWEEN` stands first in the first line: spreadsheets of many countries write
+    semicolons. Rows of empty cells, which they leave below a table, are none.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows = list(reader)
+            between = next((mark for mark in file.readline() if mark in BETWEEN), BETWEEN[0])
+            file.seek(0)
+            reader = csv.DictReader(file, skipinitialspace=True, delimiter=between)
+            rows = [row for row in reader if any(row.values())]
             names = list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+        raise UsageError(f"{path} is not a CSV file in UTF-8: {error}; save it as one.") from None
     twice = next((name for name in COLUMNS if names.count(name) > 1), "")
     if twice:
         raise UsageError(f"{path} has two columns {twice!r}; keep one of them.")
@@ -138,13 +145,25 @@ def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any
     if not {"path", "label"} <= set(names):
         raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
     columns = {name: [_text(row[name]).strip() for row in rows] for name in COLUMNS if name in names}
-    images = []
-    for number, name in enumerate(columns.pop("path"), 1):
-        image = path.parent / name
-        if not image.is_file():
-            raise UsageError(f"{path}: sample {number} names {shortened(name)!r}, which does not exist.")
-        images.append(str(image))
-    return _checked(path, Table(images, columns.pop("label"), columns, _unused(path, "columns", names, COLUMNS)))
+    given = columns.pop("path")
+    if "" in given:
+        raise UsageError(f"{path}: sample {given.index('') + 1} has no path.")
+    images = [_beside(path, name) for name in given]
+    gone = [place for place, image in enumerate(images) if not image.is_file()]
+    if gone:
+        more = f" (nor do the files of {len(gone) - 1} others)" if len(gone) > 1 else ""
+        raise UsageError(
+            f"{path}: sample {gone[0] + 1} names {shortened(given[gone[0]])!r}, which does not exist{more}; paths are "
+            "relative to the table: mend them, or leave these samples out."
+        )
+    unused = _unused(path, "columns", names, COLUMNS)
+    return _checked(path, Table([str(image) for image in images], columns.pop("label"), columns, unused))
+
+
+def _beside(table: Path, name: str) -> Path:
+    """The file of that name, relative to a table; tables from Windows have backslashes in between."""
+    file = table.parent / name
+    return file if file.is_file() else table.parent / name.replace("\\", "/")
 
 
 def _unused(path: Path, what: str, names: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
@@ -181,8 +200,13 @@ def _pixels(path: Path, name: str, found: Mapping[str, np.ndarray]) -> np.ndarra
 def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]:
     x, y = (f"{kind}_{part}" if part else kind for kind in "xy")
     labels = found[y]
+    if labels.shape == (len(found[x]), 1):
+        labels = labels[:, 0]  # as Keras has them
     if labels.shape != found[x].shape[:1] or labels.dtype.kind not in "iuU":
-        raise UsageError(f"{path}: {y} must be {len(found[x])} whole numbers or names, one per image of {x}.")
+        raise UsageError(
+            f"{path}: {y} must be {len(found[x])} whole numbers or names, one per image of {x}; it is {labels.dtype} "
+            f"{labels.shape}."
+        )
     if labels.dtype.kind == "i" and len(labels) and labels.min() < 0:
         raise UsageError(f"{path}: label {labels.min()} of {y} is out of range, 0 is the smallest.")
     return [_text(value) for value in labels]

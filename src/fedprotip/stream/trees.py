@@ -11,6 +11,10 @@ from fedprotip.errors import UsageError, shortened
 from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
 
 PARTS = ("train", "test")
+VALIDATION = ("val", "valid", "validation")
+"""How others call a part that may be for testing."""
+LEFT_BEHIND = ("__MACOSX",)
+"""Folders that programs leave beside those that were meant."""
 NAMED = 4
 """Folders that a sentence names; the others are dots."""
 Sample = dict[str, str]
@@ -19,15 +23,22 @@ Sample = dict[str, str]
 
 def read_tree(folder: Path, folders: str) -> tuple[list[Sample], list[str]]:
     """The images below a folder, or below `train` and `test` in it, and sentences about what is not used."""
-    names = {path.name for path in _folders(folder)}
-    if names & set(PARTS) and not names >= set(PARTS):
-        raise UsageError(f"{folder} has a folder {(names & set(PARTS)).pop()!r} only; it needs 'train' and 'test'.")
-    if not names >= set(PARTS):
+    within = _folders(folder)
+    parts = {path.name.lower(): path for path in within if path.name.lower() in PARTS}
+    others = [path.name for path in within if path not in parts.values()]
+    if len(parts) == 1 and folders != "class":
+        (here,) = parts.values()
+        other = next((name for name in others if name.lower() in VALIDATION), "")
+        rename = f" (rename {other!r}, if that is what it is)" if other else ""
+        raise UsageError(
+            f"{folder} has a folder {here.name!r} only; it needs 'train' and 'test'{rename}, or data.folders = 'class' "
+            "where it is a class."
+        )
+    if len(parts) < 2:
         return _read_levels(folder, folders), _beside(folder)
-    samples = [s | {"split": part} for part in PARTS for s in _read_levels(folder / part, folders)]
-    unused = sorted(names - set(PARTS))
-    notes = [f"{folder}: only train and test are used, not {_listed(unused)}."] if unused else []
-    return samples, [*notes, *_beside(folder), *(note for part in PARTS for note in _beside(folder / part))]
+    samples = [sample | {"split": part} for part in PARTS for sample in _read_levels(parts[part], folders)]
+    notes = [f"{folder}: only train and test are used, not {_listed(others)}."] if others else []
+    return samples, [*notes, *_beside(folder), *(note for part in PARTS for note in _beside(parts[part]))]
 
 
 def _read_levels(folder: Path, folders: str) -> list[Sample]:
@@ -62,7 +73,10 @@ def _read_classes(folder: Path) -> list[Sample]:
             raise UsageError(f"{wrong} is called an image but is no file (a link to nothing, a device); remove it.")
         found = sorted(str(path) for path in entries if is_image(path))
         if not found:
-            raise UsageError(f"Class {one.name!r} is empty: {one} holds no images ({', '.join(SUFFIXES)}).")
+            kinds = ", ".join(SUFFIXES)
+            raise UsageError(
+                f"Class {one.name!r} is empty: {one} holds no images ({kinds}); put some there, or remove the folder."
+            )
         samples += [{"path": path, "label": one.name} for path in found]
     if not samples:
         raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
@@ -81,7 +95,7 @@ def _refuse_layers(folder: Path, samples: Sequence[Sample]) -> None:
     if len(names) == 1 and len(inner) > 1:
         return  # as in Tiny ImageNet, where all images of a class lie in a folder images
     outer = _listed(sorted(inner))
-    if names <= {*PARTS, "val", "valid", "validation"}:
+    if {name.lower() for name in names} <= {*PARTS, *VALIDATION}:
         raise UsageError(
             f"{folder} has {_listed(sorted(names))} within {outer}; "
             "put folders train and test first, and the classes into both."
@@ -99,7 +113,11 @@ def _beside(folder: Path) -> list[str]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name not in LEFT_BEHIND
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

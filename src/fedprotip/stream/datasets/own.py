@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.settings import DataSettings
 from fedprotip.stream.datasets import IMAGENET_MEAN, IMAGENET_STD, Dataset, register, take
 from fedprotip.stream.images import FileImages, Images, usual_shape
@@ -24,7 +24,7 @@ def own(settings: DataSettings) -> Dataset:
     tasks, task_of = _numbered(table.columns.get("task", []))
     is_test = _is_test(table)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    _refuse_leaks(table, is_test, settings.source)
+    repeated = _repeated(table, is_test, settings.source)
     sites, clients = client_ids(table.columns["client"]) if "client" in table.columns else ([], None)
     channels, side = images.shape[1], min(images.shape[2:])
     return Dataset(
@@ -42,7 +42,7 @@ def own(settings: DataSettings) -> Dataset:
         clients[train] if clients is not None else None,
         LARGE_PHOTOS if isinstance(images, FileImages) else Augmentation(pad=side // 8),
         test_clients=clients[test] if clients is not None else None,
-        notes=(*table.notes, *_other_shapes(shapes, images, settings)),
+        notes=(*table.notes, *repeated, *_other_shapes(shapes, images, settings)),
         clients=tuple(sites),
     )
 
@@ -90,14 +90,23 @@ def _numbered(names: list[str]) -> tuple[list[str], Tensor]:
     return different, torch.tensor([places[name] for name in names], dtype=torch.int64)
 
 
-def _refuse_leaks(table: Table, is_test: np.ndarray, source: str) -> None:
-    """A file that is listed twice must not be learned and tested."""
+def _repeated(table: Table, is_test: np.ndarray, source: str) -> list[str]:
+    """A file listed twice must not be learned and tested, nor have two labels in a task; else it counts twice."""
     if isinstance(table.images, np.ndarray):
-        return
+        return []
     learned = {path for path, test in zip(table.images, is_test, strict=True) if not test}
     both = next((path for path, test in zip(table.images, is_test, strict=True) if test and path in learned), "")
     if both:
         raise UsageError(f"{source} lists {both} twice, and so for training and for testing; keep one of the two.")
+    tasks, labels = table.columns.get("task", [""] * len(table.labels)), dict[tuple[str, str], str]()
+    for path, task, label in zip(table.images, tasks, table.labels, strict=True):
+        if labels.setdefault((path, task), label) != label:
+            raise UsageError(
+                f"{source} lists {path} as {shortened(labels[path, task])!r} and as {shortened(label)!r}, and an image "
+                "has one label; keep one of the two."
+            )
+    again = len(table.images) - len(labels)
+    return [f"{source}: samples that are listed twice count twice: {again}."] if again else []
 
 
 def _is_test(table: Table) -> np.ndarray:
