@@ -1,5 +1,6 @@
 """Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -178,7 +179,7 @@ class Bases(Exchange):
 
     def _whole(self, length: float, captured: float, tail: float) -> float:
         """The root of the energy of singular values of this length, of what was captured before and of what was cut."""
-        return (length**2 + captured + (tail if self.options.rank_rule == "energy" else tail**2)) ** 0.5
+        return math.sqrt(length**2 + captured + (tail if self.options.rank_rule == "energy" else tail**2))
 
     def least(self, message: Message, site: Site) -> dict[str, float]:
         return {f"rank of {name}": len(basis) / FEW for name, basis in message.tensors.items()}

@@ -90,11 +90,11 @@ class Consensus:
 
     def objection(self, message: Message) -> str:
         """Which class a client takes for another one; empty: none that can be told."""
-        sums = self._read(message)
-        places = self._agreed.taken(sums.counts, sums.means()) if self._agreed else None
-        if not self._agreed or not places:
+        agreed, sums = self._agreed, self._read(message)
+        places = agreed.taken(sums.counts, sums.means()) if agreed else None
+        if not agreed or not places:
             return ""
-        mine, theirs = (self._labels[int(self._agreed.known[place])] for place in places)
+        mine, theirs = (self._labels[int(agreed.known[place])] for place in places)
         return f"its mean of class {mine} lies where the others have class {theirs}"
 
     @cached_property
