@@ -1,5 +1,6 @@
 """Run folders that are damaged or a stranger's: no traceback, no hang, no silent change, nothing outside is touched."""
 
+import json
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from safetensors.torch import load, save
 import fedprotip
 from fedprotip.api import inspect
 from fedprotip.methods import base
-from fedprotip.report import write_report
+from fedprotip.report import plots, write_report
 from fedprotip.report.rundata import RunData
 from fedprotip.store.objects import sealed, unsealed
 from tests import damage
@@ -186,6 +187,21 @@ def test_info_of_a_run_that_is_under_way_reads_its_logs(copy):
     assert set(inspect(folder)["to continue"].values()) == {"intact"}
     (folder / "ledger.jsonl").write_text("{}\n" + (folder / "ledger.jsonl").read_text())
     assert "damaged in line 1" in inspect(folder)["to continue"]["ledger.jsonl"]
+
+
+def test_a_log_of_tasks_without_number_keeps_no_report_waiting(copy):
+    """No hash vouches for the logs of a run that is under way, or says it is."""
+    folder = copy("finished")
+    with forged(folder) as manifest:
+        manifest["status"] = "running"
+    line = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.writelines(json.dumps(line | {"task": task}) + "\n" for task in (10**12, 10**30))
+    with in_time(60):
+        plots.traffic(RunData.load(folder))
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"task": 10**400}) + "\n")
+    assert "ledger.jsonl is damaged" in told(folder, RunData.load)
 
 
 @pytest.mark.parametrize("key", ["status", "threads", "files", "settings", "versions", "data"])

@@ -63,6 +63,31 @@ several(
         "basis_40_more_directions": more_directions(40),
     },
 )
+
+
+def energies(captured: float | None = None, tail: float | None = None) -> Change:
+    """What earlier bases are said to capture of every layer, and what was cut off; None: as it was."""
+
+    def change(message: Message, scene: Scene) -> Said:
+        told: dict[str, list[float]] = message.meta.get("rest", {})
+        rest = {
+            name: [was if new is None else new for was, new in zip(known, (captured, tail), strict=True)]
+            for name, known in told.items()
+        }
+        return with_tensors(message, message.tensors, rest=rest) if rest else message
+
+    return change
+
+
+several(
+    (BASIS,),
+    "Energies beside those of the basis that nobody has: earlier bases hold everything, or nothing is ever enough",
+    {
+        "captured_1e30": energies(captured=1e30),
+        "tail_1e30": energies(tail=1e30),
+        "captured_and_tail_largest": energies(3.4e38, 3.4e38),
+    },
+)
 several(
     (BASIS,),
     "Metadata of bases that is none",

@@ -23,7 +23,7 @@ from benchmarks.hostile.door import (
     told,
     with_tensors,
 )
-from benchmarks.hostile.statistics import filled_up, swapped, weighing
+from benchmarks.hostile.statistics import features_times, filled_up, swapped, weighing
 from fedprotip.inference.calibration import MOST_LOSS
 from fedprotip.messages import SAMPLES, Message
 from fedprotip.methods.parts.statistics import combination
@@ -239,6 +239,16 @@ def ten_times_as_many_of_everything(message: Message, scene: Scene) -> Said:
         return judging(worst)(many, scene)
     stated = 10 * int(scene.past[PRESENCE][-1].meta["samples"])
     return filled_up(swapped(message), scene, with_held_back(scene, stated))
+
+
+@attack(PRESENCE, MODEL, STATISTICS)
+def ten_times_long_and_short(message: Message, scene: Scene) -> Said:
+    """Ten times its samples, negated steps, and features almost twice as long in one task and as short in the next."""
+    if scene.ask.exchange in (PRESENCE, MODEL):
+        return ten_times_as_many_samples(message, scene)
+    stated = 10 * int(scene.past[PRESENCE][-1].meta["samples"])
+    many = filled_up(message, scene, with_held_back(scene, stated))
+    return features_times(0.55 if scene.ask.task % 2 else 1.9)(many, scene)
 
 
 def with_held_back(scene: Scene, samples: int) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import fedprotip
 from benchmarks import attacks, hostile
@@ -16,6 +17,7 @@ from benchmarks.harness import Bench
 from benchmarks.hostile import ATTACKS, EVERY, HONEST, Attack
 from benchmarks.hostile.door import ALIKE
 from fedprotip import UsageError
+from fedprotip.messages import Message
 from tests.small import quick, results
 
 TINY = {
@@ -198,6 +200,27 @@ def test_who_swaps_classes_is_left_out_of_all_statistics_and_named(tmp_path, mon
     assert refused == {"start", "birth", "statistics"}
     assert not found.blamed
     assert summary["accuracy"]["single"] > 99
+
+
+@pytest.mark.parametrize("merge", ["energy", "sketch"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_who_tells_energies_that_nobody_has_is_left_out_and_named(tmp_path, monkeypatch, merge, place):
+    """All in earlier bases, so that nothing more is kept of the task, or all cut off, so that everything is."""
+    quick(monkeypatch)
+
+    def change(message, scene):
+        tensors, rest = dict(message.tensors), message.meta.get("rest", {})
+        if merge == "sketch":
+            tensors["rest"] = tensors["rest"].index_fill(1, torch.tensor(place), 1e30)
+        told = {name: [value if at != place else 1e30 for at, value in enumerate(two)] for name, two in rest.items()}
+        return Message(message.kind, tensors, {"rest": told} if told else {})
+
+    name = {"energy": "basis", "sketch": "sketch"}[merge]
+    monkeypatch.setitem(ATTACKS, "energies", Attack("energies", "Energies.", (name,), change))
+    found = attacked(tmp_path / "r", "energies", f"method.merge={merge}", "stream.tasks=2", "train.rounds=1")
+    assert len(found.named) == 2
+    assert all("whole energy" in event["reason"] for event in found.named)
+    assert not found.blamed
 
 
 def test_the_campaign_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -119,21 +119,21 @@ def ranks(run: RunData) -> Figure:
 @style.styled
 def traffic(run: RunData) -> Figure:
     """Bytes of each task over all clients, stacked by kind: above to the server, below to the clients."""
-    tasks = 1 + max(task for task, _, _ in run.traffic)
+    tasks = sorted({task for task, _, _ in run.traffic})  # only those: a stranger's log may name any number
     kinds = sorted({kind for _, _, kind in run.traffic}, key=lambda kind: (kind != "model", kind))
     colours = dict(zip(kinds, style.shades("YlOrBr", len(kinds)), strict=True))
     sums = {
-        direction: [sum(run.traffic.get((t, direction, kind), 0) for kind in kinds) for t in range(tasks)]
+        direction: [sum(run.traffic.get((t, direction, kind), 0) for kind in kinds) for t in tasks]
         for direction in ("up", "down")
     }
     divisor, unit = byte_unit(max(map(max, sums.values())))
     figure, panels = style.new_figure(4.6, rows=2)
     for axes, direction, words in zip(panels, sums, ("clients → server", "server → clients"), strict=True):
-        below = np.zeros(tasks)
+        below = np.zeros(len(tasks))
         for kind in kinds:
-            height = np.array([run.traffic.get((t, direction, kind), 0) for t in range(tasks)]) / divisor
+            height = np.array([run.traffic.get((t, direction, kind), 0) / divisor for t in tasks])
             axes.bar(
-                range(1, tasks + 1),
+                [float(t + 1) for t in tasks],
                 height,
                 0.7,
                 below,
@@ -145,7 +145,7 @@ def traffic(run: RunData) -> Figure:
             below += height
         axes.set_ylabel(f"{words} ({unit})")
         axes.grid(axis="y")
-    style.task_axis(panels[-1], tasks)
+    style.task_axis(panels[-1], tasks[-1] + 1)
     style.legend_above(panels[0], min(len(kinds), 4))
     figure.align_ylabels()
     return figure

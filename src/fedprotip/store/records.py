@@ -161,16 +161,26 @@ def read_text(path: Path) -> str:
         return PlainFolder(path.parent).text(path.name)
 
 
+DIGITS = 40
+"""Of the longest whole number that any record has, a seed; longer ones are no number to compute with."""
+
+
 def parse_json(data: str | bytes) -> Any:
     """Any JSON; RunError says in a few words what is wrong with it."""
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise RunError(f"it is not valid JSON (line {error.lineno})") from None
     except RecursionError:
         raise RunError("its JSON is nested too deeply") from None
     except ValueError:  # a number of thousands of digits, text that is none
         raise RunError("it is not valid JSON") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise RunError(f"it has a whole number of {len(digits):,} digits")
+    return int(digits)
 
 
 def read_json(path: Path) -> dict[str, Any]:

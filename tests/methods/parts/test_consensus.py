@@ -49,13 +49,24 @@ def test_who_swaps_classes_is_named_whatever_it_states(place, low_rank):
     }
 
 
-@example(900, 30.0, 1)
-@given(st.integers(0, 10**6), st.sampled_from([1e-12, 1e-3, 1.0, 4.0, 30.0]), st.integers(1, 6))
-def test_honest_clients_are_never_named(seed, spread, least):
-    """However few samples they have, and however much classes overlap."""
+@example(900, 30.0, 3, 6)
+@example(0, 30.0, 300, 4)
+@given(st.integers(0, 10**6), st.sampled_from([1e-12, 1e-3, 1.0, 4.0, 30.0]), st.integers(0, 300), st.integers(3, 6))
+def test_honest_clients_are_never_named(seed, spread, most, clients):
+    """However few samples they have, one many and others next to none, and however much classes overlap."""
     chance = torch.Generator().manual_seed(seed)
-    counts = torch.randint(0, least + 4, (6, CLASSES), generator=chance).tolist()
-    assert not any(objections([told(seed + client, own, spread=spread) for client, own in enumerate(counts)]))
+    counts = ((most + 1) ** torch.rand(clients, CLASSES, generator=chance)).int() - torch.randint(
+        2, (clients, CLASSES), generator=chance
+    )
+    assert not any(objections([told(seed + place, own, spread=spread) for place, own in enumerate(counts.tolist())]))
+
+
+@pytest.mark.parametrize("few", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_who_knows_a_class_that_others_hardly_have_is_not_named(seed, few):
+    """The middle of means of few samples is off: of classes that overlap it lies anywhere between them."""
+    counts = [(300,) * CLASSES, *[(few, 300, 300)] * 3]
+    assert not any(objections([told(seed + client, own, spread=30.0) for client, own in enumerate(counts)]))
 
 
 def test_of_two_nobody_knows_who_is_right():
@@ -90,6 +101,6 @@ def test_memory_does_not_grow_with_the_number_of_clients():
     consensus, one = Consensus([10, 11, 12], statistics._sums), told(0)
     for _ in range(MOST + 5):
         consensus.add(one)
-    assert [len(means) for means in consensus._means] == [MOST] * CLASSES
+    assert [len(heard) for heard in consensus._told] == [MOST] * CLASSES
     assert len(consensus._spreads) == SPREADS
     assert consensus.objection(told(9, order=(1, 0, 2)))

@@ -1,5 +1,6 @@
 """Core bases at the end of a task: clients extract them (Eq. 7–9), the server merges them (Eq. 10)."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -167,11 +168,18 @@ class Bases(Exchange):
             raise BadMessage("the routing basis is empty")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """Ranks, and energies where they decide."""
+        """Ranks, and energies where they decide: of what a basis holds, and of all that it says there was."""
         bases = {name: basis for name, basis in message.tensors.items() if not name.startswith(SIGMA)}
         ranks = {f"rank of {name}": float(basis.shape[1]) for name, basis in bases.items()}
         sigmas = {name: message.tensors[SIGMA + name].double().norm().item() for name in bases if self._by_energy(name)}
-        return ranks | {f"energy of {name}": height for name, height in sigmas.items() if height}
+        wholes = {name: self._whole(sigma, *message.meta["rest"][name]) for name, sigma in sigmas.items()}
+        heights = [(f"energy of {name}", height) for name, height in sigmas.items()]
+        heights += [(f"whole energy of {name}", height) for name, height in wholes.items()]
+        return ranks | {what: height for what, height in heights if height}
+
+    def _whole(self, length: float, captured: float, tail: float) -> float:
+        """The root of the energy of singular values of this length, of what was captured before and of what was cut."""
+        return math.sqrt(length**2 + captured + (tail if self.options.rank_rule == "energy" else tail**2))
 
     def least(self, message: Message, site: Site) -> dict[str, float]:
         return {f"rank of {name}": len(basis) / FEW for name, basis in message.tensors.items()}

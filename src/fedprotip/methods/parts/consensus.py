@@ -6,6 +6,8 @@ speak of the same class. It needs three clients that have a class, of two either
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,12 +25,41 @@ RIDGE = 0.1
 CLOSER = 0.5
 """How much nearer, squared, a mean is to that of another class than to that of its own; in honest runs at least 1.8 of
 it: docs/threats.md."""
+FAR = 2.0
+"""How much farther, squared, it is from the middle of its class than the means of most clients that have it.
+
+Where most of them have few samples the middle is off by itself, and the farther from it the better a client knows."""
 CHANCE = 6.0
-"""Standard deviations of a mean of so many samples: no step towards another class that is smaller counts.
+"""Standard deviations of a mean of so many samples, and of the middle: no step towards another class that is smaller
+counts.
 
 A covariance of f degrees of freedom in d dimensions takes some directions for narrower than they are: the smallest
 eigenvalue of a Wishart matrix is near (1 − √(d/f))² of the true one, 0 where f < d, and `RIDGE` is what keeps it from
 there. So steps have to be longer where few samples told the covariance, by √10 where f < d."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What most clients say: where classes are, in whitened space, and how sure that is."""
+
+    known: Tensor  # (k,) rows of the classes that enough clients have
+    triangle: Tensor  # (d, d): what whitens
+    centres: Tensor  # (k, d): the middle of their means
+    off: Tensor  # (k,): how far from it most of these are, squared
+    samples: Tensor  # (k,): of the client in the middle, so many as half of them have at least
+    longest: float  # the longest step s/√(1/n + 1/samples) of a mean of n samples that may be chance
+
+    def taken(self, counts: Tensor, means: Tensor) -> tuple[int, int] | None:
+        """Places of a class and of the one that a client of these counts (C,) and means (C, d) takes for it."""
+        counts = counts[self.known]
+        distances = torch.cdist(_whitened(means[self.known], self.triangle), self.centres).square()
+        own, apart = distances.diagonal()[:, None], torch.cdist(self.centres, self.centres)
+        steps = (own - distances + apart.square()) / (2 * apart)  # (k, k): how far it is on the way to another class
+        chance = self.longest * (1 / counts + 1 / self.samples).sqrt()
+        taken = (distances < CLOSER * own) & (steps > chance[:, None]) & (own > FAR * self.off[:, None])
+        if not taken.any():
+            return None
+        return divmod(int(torch.where(taken, distances / own, torch.inf).argmin()), len(counts))
 
 
 class Consensus:
@@ -41,17 +72,16 @@ class Consensus:
 
     def __init__(self, labels: Sequence[int], read: Callable[[Message], Sums]) -> None:
         self._labels, self._read = labels, read
-        self._means: list[list[Tensor]] = [[] for _ in labels]  # of every class those of the clients that have it
+        self._told: list[list[tuple[float, Tensor]]] = [[] for _ in labels]  # of every class counts, means of clients
         self._spreads: list[tuple[float, Tensor]] = []  # degrees of freedom, covariance (d, d)
-        self._found: tuple[Tensor, Tensor, Tensor, float] | None = None
 
     def add(self, message: Message) -> None:
         """Hear a client."""
         sums = self._read(message)
         means = sums.means().float()
         for row in sums.seen.nonzero().flatten().tolist():
-            if len(self._means[row]) < MOST:
-                self._means[row].append(means[row].clone())
+            if len(self._told[row]) < MOST:
+                self._told[row].append((sums.counts[row].item(), means[row].clone()))
         freedom = sums.freedom()
         if sums.seen.any() and (len(self._spreads) < SPREADS or freedom > self._spreads[-1][0]):
             self._spreads.append((freedom, (sums.scatter() / freedom).float()))
@@ -60,38 +90,33 @@ class Consensus:
 
     def objection(self, message: Message) -> str:
         """Which class a client takes for another one; empty: none that can be told."""
-        known, centres, triangle, longest = self._found = self._found or self._agree()
-        if not len(known):
+        agreed, sums = self._agreed, self._read(message)
+        places = agreed.taken(sums.counts, sums.means()) if agreed else None
+        if not agreed or not places:
             return ""
-        sums = self._read(message)
-        counts, means = sums.counts[known], _whitened(sums.means()[known], triangle)
-        distances = torch.cdist(means, centres).square()  # (k, k): of its mean to the others' of every class
-        own, apart = distances.diagonal()[:, None], torch.cdist(centres, centres)
-        steps = (own - distances + apart.square()) / (2 * apart)  # how far it is on the way to another class
-        taken = (distances < CLOSER * own) & (counts.sqrt()[:, None] * steps > longest)
-        if not taken.any():
-            return ""
-        row, other = divmod(int(torch.where(taken, distances / own, torch.inf).argmin()), len(known))
-        mine, theirs = (self._labels[int(known[place])] for place in (row, other))
+        mine, theirs = (self._labels[int(agreed.known[place])] for place in places)
         return f"its mean of class {mine} lies where the others have class {theirs}"
 
-    def _agree(self) -> tuple[Tensor, Tensor, Tensor, float]:
-        """The classes (k,) that enough clients have, the middle of their means (k, d), whitened, by what (d, d), and
-        the longest step √n · s of a mean of n samples that may be chance."""
-        known = torch.tensor([row for row, means in enumerate(self._means) if len(means) >= FEWEST], dtype=torch.int64)
-        nothing = known[:0], torch.zeros(0), torch.zeros(0), 0.0
+    @cached_property
+    def _agreed(self) -> Agreed | None:
+        """Of all clients, once they have been heard; None where there is nothing to agree about."""
+        known = [row for row, told in enumerate(self._told) if len(told) >= FEWEST]
+        told, spreads, self._told, self._spreads = [self._told[row] for row in known], self._spreads, [], []
         if len(known) < 2:
-            return nothing
-        spread = geometric_median(torch.stack([spread for _, spread in self._spreads]).double())
+            return None
+        spread = geometric_median(torch.stack([spread for _, spread in spreads]).double())
         ridge = RIDGE * spread.diagonal().mean()
         triangle, failed = torch.linalg.cholesky_ex(spread + ridge * torch.eye(len(spread), dtype=torch.float64))
         if failed:  # features that hardly vary: whatever is near is chance
-            return nothing
-        centres = torch.stack([middle(torch.stack(self._means[row]).double(), "median", 0.0) for row in known.tolist()])
-        freedom = self._spreads[len(self._spreads) // 2][0]  # of those heard the middle one: a liar's is another's
+            return None
+        means = [_whitened(torch.stack([mean for _, mean in each]).double(), triangle) for each in told]
+        centres = torch.stack([middle(each, "median", 0.0) for each in means])
+        off = [(each - centre).square().sum(1).median() for each, centre in zip(means, centres, strict=True)]
+        samples = [torch.tensor([count for count, _ in each], dtype=torch.float64).median() for each in told]
+        freedom = spreads[len(spreads) // 2][0]  # of those heard the middle one: a liar's is another's
         narrow = max(1 - (len(spread) / freedom) ** 0.5, 0) ** 2
-        self._means, self._spreads = [], []
-        return known, _whitened(centres, triangle), triangle, CHANCE / (narrow + RIDGE) ** 0.5
+        longest = CHANCE / (narrow + RIDGE) ** 0.5
+        return Agreed(torch.tensor(known), triangle, centres, torch.stack(off), torch.stack(samples), longest)
 
 
 def _whitened(rows: Tensor, triangle: Tensor) -> Tensor:

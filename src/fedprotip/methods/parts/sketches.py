@@ -59,9 +59,13 @@ class SketchedBases(Bases):
             raise BadMessage("energies are not finite numbers ≥ 0")
 
     def sizes(self, message: Message, site: Site) -> dict[str, float]:
-        """Lengths of sketches: the root of the energy that they stand for."""
+        """Lengths of sketches, the root of the energy that they stand for; and of all energy that there was."""
         lengths = {name: message.tensors[name].double().norm().item() for name in self.names(site)}
-        return {f"sketch of {name}": length for name, length in lengths.items() if length}
+        rest = message.tensors[REST].sum(1).tolist()
+        wholes = {name: (length**2 + more) ** 0.5 for (name, length), more in zip(lengths.items(), rest, strict=True)}
+        heights = [(f"sketch of {name}", length) for name, length in lengths.items()]
+        heights += [(f"whole energy of {name}", height) for name, height in wholes.items()]
+        return {what: height for what, height in heights if height}
 
     def effort(self, message: Message, site: Site, sender: Sender) -> float:
         return max(sender.samples or 1, 1)
