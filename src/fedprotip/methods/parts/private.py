@@ -111,7 +111,8 @@ def normal(key: bytes, count: int) -> Tensor:
 def epsilon(noise: float, sums: int, delta: float = DELTA) -> float:
     """ε of so many sums, each with Gaussian noise of `noise` times what one client can change it by.
 
-    Of all clients of a sum, whichever was drawn: that only some are asked in a round is not counted in their favour.
+    That is `secure_clip` as against no change at all, and twice as much as against another one. Of all clients of a
+    sum, whichever was drawn: that only some are asked in a round is not counted in their favour.
     """
     from dp_accounting import GaussianDpEvent
     from dp_accounting.rdp import RdpAccountant
@@ -126,5 +127,5 @@ def stated(settings: Settings, rounds: int) -> str:
     spent = epsilon(settings.method.secure_noise, rounds)
     return (
         f"Noise of method.secure_noise = {settings.method.secure_noise:g} hides the part of any one client in {rounds} "
-        f"rounds with (ε, δ) = ({spent:.3g}, {DELTA:g}), if no more than half of the clients of a round are lost."
+        f"rounds with (ε, δ) = ({spent:.3g}, {DELTA:g}): sums hardly tell it from a client that changed nothing."
     )
