@@ -1,12 +1,15 @@
 """Warnings of a run, as its owner meets them: in the terminal, in events.jsonl and in the report."""
 
 import json
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import fedprotip
+from fedprotip.federation import concerns
 from fedprotip.federation.concerns import best_ahead
 from fedprotip.models import heads, register
 from fedprotip.settings import KNOWN, to_toml
@@ -88,6 +91,26 @@ def test_classes_without_statistics_are_named(tmp_path, call):
     assert untold
     assert "none of 3 clients has 90 samples" in untold[0]
     assert "Lower statistics.minimum" in untold[0]
+
+
+def test_where_one_sample_is_enough_no_minimum_is_to_be_lowered():
+    """As with secure sums, whatever statistics.minimum says."""
+
+    class Nobody:
+        settings = fedprotip.load_settings({"method": {"name": "lda", "secure": True}})
+
+        class progress:
+            present: ClassVar = {"0": 1, "1": 1}
+
+        class site:
+            task, known = 0, {concerns.COUNTS: torch.tensor([0.0, 3.0])}
+            network = SimpleNamespace(labels=[[0, 1]], head_of=lambda task: 0)
+
+        stream = SimpleNamespace(dataset=SimpleNamespace(classes=["cat", "dog"]))
+
+    (said,) = concerns._untold(Nobody)
+    assert "No statistics of 'cat': none of 2 clients has a sample to train on" in said
+    assert "minimum" not in said
 
 
 def test_a_router_that_falls_behind(tmp_path, call):

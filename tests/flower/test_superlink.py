@@ -93,14 +93,14 @@ def test_a_secure_run_of_sites_with_keys_finishes_although_one_is_killed_in_a_su
     port = free_port()
     for name, sites in {"up": range(2), "run": range(3)}.items():
         deployment(place, name, port, sites, link="keys = true", entry='roster = "roster"')
-    options = ("stream.tasks=1", "train.rounds=2", "train.epochs=5", "run.patience=10")
+    options = ("stream.tasks=1", "train.rounds=2", "train.epochs=5", "run.patience=30", "run.timeout=900")
     given = settings(place, "run", *options, method={"name": "fedavg", "secure": True})
     with in_time(3000):
         shell("fedprotip flower up up.toml && fedprotip flower admit run.toml home/site-2.key.pub --client 2", place)
         with odd_site(place, 2, "doomed") as site:
             connected(*(place / "home" / f"site-{client}.log" for client in range(2)), place / "odd-2.log")
             shell("fedprotip flower submit run.toml --detach", place)
-            wait_for(lambda: finished(place / "run"), 900)
+            wait_for(lambda: finished(place / "run"), 1200)
             assert site.poll() == -signal.SIGKILL
         near = fedprotip.run(given, ["run.engine=local"], out=place / "local")
     assert {event["client"] for event in events(place / "run", "failure")} == {2}

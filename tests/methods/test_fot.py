@@ -1,12 +1,15 @@
 """FOT: what clients send, what the server makes of the sum, and what its projection keeps."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import fedprotip
 from fedprotip.errors import UsageError
+from fedprotip.federation.secure.ring import Layout, decode, encode
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.fot import RATIOS
@@ -275,6 +278,17 @@ def test_energies_are_compared_as_they_are_told(tmp_path):
     large, small_ = (sketches.sizes(Message("sketch", m.tensors), server) for m in (told, messages[0]))
     name = "told length of inputs of 1.weight"
     assert large[name] == pytest.approx(1e4 * small_[name])
+
+
+def test_energies_of_many_images_fit_into_a_secure_sum(tmp_path):
+    """50,000 images at 1,024 places, 4,608 inputs with a mean square of 1; a hundred clients share them, or five."""
+    sketches, whole = answers(Ends(settings(ratio="energies"), tmp_path))[0], 50_000 * 1024 * 4608.0
+    for clients in (5, 100):
+        seen = SimpleNamespace(residual=whole / clients / 2, total=whole / clients)
+        told = Message("sketch", {RATIOS: torch.tensor([sketches._ratio(seen, 10)], dtype=torch.float64)})
+        vector = encode(told, 1.0, clients, False, sketches.fraction) * np.uint64(clients)
+        ratios = decode(vector, Layout.of(told), clients, False, sketches.fraction)[1][RATIOS]
+        assert ratios[0, 0] / ratios[0, 1] == 0.5
 
 
 def test_stated_samples_count_as_far_as_they_are_believed(tmp_path):

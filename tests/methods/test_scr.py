@@ -11,6 +11,7 @@ from fedprotip.methods import create_method
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.parts import reservoir
 from fedprotip.methods.parts.contrast import contrast
+from fedprotip.methods.parts.stored import Stored
 from fedprotip.methods.parts.views import Views, second_look
 from fedprotip.methods.scr import PROJECTION, Prototypes
 from fedprotip.models.batches import pieces
@@ -182,10 +183,32 @@ def test_sums_that_cannot_be_are_refused(ends, name, change):
     keep(ends, 0, [0, 0, 1])
     with torch.no_grad():
         honest = exchange.answer(ends.local(0, site))
-    exchange.check(honest, site)
+
+    def check():
+        exchange.check(honest, site)
+        exchange.check_sender(honest, site, Sender(0, 10))
+
+    check()
     honest.tensors[name] = change(honest.tensors[name])
     with pytest.raises(BadMessage):
-        exchange.check(honest, site)
+        check()
+
+
+def test_a_client_keeps_no_more_than_it_may(ends):
+    """A sum of many clients' may be larger, and is checked too where nobody sees a single reply."""
+    site, exchange = ends.site(), Prototypes()
+    keep(ends, 0, [0, 0, 1])
+    with torch.no_grad():
+        honest = exchange.answer(ends.local(0, site))
+    for tensor in honest.tensors.values():
+        tensor *= 11
+    exchange.check(honest, site)
+    with pytest.raises(BadMessage, match="it keeps 33 samples, and may keep 30"):
+        exchange.check_sender(honest, site, Sender(0, 40))
+    many = Message("stored", {"raw": torch.tensor(33)})
+    Stored("reservoir", 30).check(many, site)
+    with pytest.raises(BadMessage, match="it keeps 33 samples, and may keep 30"):
+        Stored("reservoir", 30).check_sender(many, site, Sender(0, 40))
 
 
 def test_features_of_a_relu_have_no_negative_sums_and_a_reply_says_nothing_more(ends):

@@ -10,6 +10,7 @@ from fedprotip.federation.server import Server
 from fedprotip.inference.statistics import COUNTS
 from fedprotip.methods.parts.private import stated
 from fedprotip.methods.parts.protection import ROUTING
+from fedprotip.methods.parts.statistics import least
 from fedprotip.models.capture import find_layers
 from fedprotip.store.records import Number
 
@@ -101,10 +102,12 @@ def _untold(server: Server) -> Iterator[str]:
         counts = site.known[COUNTS][-len(labels) :].tolist()
         untold = [server.stream.dataset.classes[k] for k, n in zip(labels, counts, strict=True) if not n]
         if untold:
-            minimum, clients = server.settings.statistics.minimum, len(server.progress.present)
+            minimum, clients = least(server.settings), len(server.progress.present)
+            lacking = f"{minimum} samples" if minimum > 1 else "a sample to train on"
+            remedy = "Lower statistics.minimum, or gather more samples" if minimum > 1 else "Gather samples"
             yield (
-                f"No statistics of {_named(map(repr, untold))}: none of {clients} clients has {minimum} samples, "
-                "so answers by statistics never say it. Lower statistics.minimum, or gather more samples."
+                f"No statistics of {_named(map(repr, untold))}: none of {clients} clients has {lacking}, "
+                f"so answers by statistics never say it. {remedy}."
             )
 
 

@@ -32,8 +32,6 @@ VOID = ""
 """Instead of the name of an exchange: what it told has been replaced, and is not sent any more."""
 EXPLODED = 3.0
 """Training has diverged where its loss is this many times that of the first round, of guessing, and 1."""
-ROUNDING = 1e-9
-"""0.29 · 100 is a little less than 29 in floating point."""
 Direction = Literal["up", "down"]
 Log = list[tuple[Direction, str, int]]
 """What crossed for a question, but for the reply: way, kind and bytes, without the messages themselves."""
@@ -148,7 +146,7 @@ class Server:
     def choose(self, present: list[int], task: int, round_: int) -> list[int]:
         """The clients of a round: a share of all active ones, drawn from those that have data."""
         active = len(self.stream.clients(task))
-        wanted = max(int(self.settings.clients.fraction * active + ROUNDING), 1)
+        wanted = self.settings.clients.drawn(active)
         rng = numpy_stream(self.settings.run.seed, "clients", task, round_)
         return sorted(np.array(present)[rng.permutation(len(present))[:wanted]].tolist())
 

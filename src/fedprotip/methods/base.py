@@ -87,7 +87,7 @@ class Method:
         if settings.method.secure_noise and not settings.method.secure:
             raise UsageError("method.secure_noise is noise on secure sums; it needs method.secure = true.")
         if settings.method.secure:
-            refuse_open(self.name, self.exchanges, settings)
+            refuse_open(self.name, self.exchanges, settings, trains=self.rounds(0) > 0)
 
     def check(self) -> None:
         """Refuse settings this method cannot run with, before any work."""

@@ -82,7 +82,10 @@ class Exchange:
     # Server
 
     def check(self, message: Message, site: "Site") -> None:
-        """Raise BadMessage unless this reply can be used; the kind has been checked."""
+        """Raise BadMessage unless this reply can be used; the kind has been checked.
+
+        In private the sum of all replies is checked by it too: what bounds a single client belongs into `check_sender`.
+        """
 
     def check_sender(self, message: Message, site: "Site", sender: Sender) -> None:
         """Raise BadMessage unless this reply fits what its sender said before; it has been checked by itself."""

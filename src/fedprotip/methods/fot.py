@@ -33,6 +33,9 @@ from fedprotip.subspace.sketch import Root, sketch_basis
 RATIOS = "ratios"
 """In messages: a row per layer, whose sums over clients give ρ as their quotient."""
 
+UNIT = 2.0**12
+"""Energy that counts 1 in `ratios`: those of all columns of many images are too large for a secure sum otherwise."""
+
 PIECE = 4096
 """Columns that are looked at together."""
 
@@ -114,7 +117,7 @@ class Sketches(Exchange):
 
     def _ratio(self, seen: "_Inputs", samples: int) -> tuple[float, float]:
         if self.options.ratio == "energies":
-            return seen.residual, seen.total
+            return seen.residual / UNIT, seen.total / UNIT
         return samples * (seen.residual / seen.total) ** 0.5 if seen.total else 0.0, samples
 
     # Server

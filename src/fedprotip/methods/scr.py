@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedprotip.inference import Context, expert
 from fedprotip.inference.parts import Expert
-from fedprotip.messages import BadMessage, Message, Spec
+from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
@@ -101,17 +101,20 @@ class Prototypes(Exchange):
         message.check(self.name, specs)
         message.check_meta()
         sums, counts = message.tensors["sums"], message.tensors["counts"]
-        if (counts < 0).any() or (counts > options_of(site).buffer).any() or counts.sum() > options_of(site).buffer:
-            raise BadMessage("a count is negative, or more samples are kept than may be")
+        if (counts < 0).any() or (counts > SAMPLES).any():
+            raise BadMessage("a count is negative or impossible")
         if (sums.norm(dim=1) > counts * (1 + LONGER)).any():
             raise BadMessage("a sum of unit vectors is longer than their number")
         if site.positive_features() and (sums < 0).any():
             raise BadMessage("features that cannot be negative have negative sums")
 
     def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
-        """Of classes that only this task has, it can keep no more samples than it has of the task."""
+        """It keeps no more samples than it may; of classes that only this task has, no more than it has of the task."""
+        counts = message.tensors["counts"]
+        if (most := options_of(site).buffer) < counts.sum():
+            raise BadMessage(f"it keeps {int(counts.sum())} samples, and may keep {most}")
         before = torch.tensor([label for known in site.classes[: site.task] for label in known], dtype=torch.int64)
-        kept = int(message.tensors["counts"][~torch.isin(labels_so_far(site), before)].sum())
+        kept = int(counts[~torch.isin(labels_so_far(site), before)].sum())
         if kept > (sender.samples or 0):
             raise BadMessage(f"it keeps {kept} samples of a task of which it has {sender.samples}")
 

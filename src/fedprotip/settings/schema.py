@@ -18,6 +18,8 @@ from fedprotip.settings.names import known
 MANY, HUGE = 10**9, 1e30
 """Largest whole number and largest number of a setting without a bound of its own: nobody has more rounds or samples,
 and float32 ends at 3e38."""
+ROUNDING = 1e-9
+"""0.29 · 100 is a little less than 29 in floating point."""
 TASKS, CLIENTS = 10**5, 10**6
 """Tasks and clients of a run, at most; ids of clients are below MANY."""
 PATH = 4096
@@ -172,6 +174,10 @@ class ClientsSettings(Section):
         """Client ids that take part in `task`."""
         changes = {int(start): ids for start, ids in self.roster.items() if int(start) <= task}
         return parse_ids(changes[max(changes)]) if changes else list(range(self.count))
+
+    def drawn(self, active: int) -> int:
+        """How many of so many active clients train in a round, where all have data."""
+        return max(int(self.fraction * active + ROUNDING), 1)
 
 
 class ModelSettings(Section):

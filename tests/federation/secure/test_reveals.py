@@ -129,6 +129,8 @@ def test_an_update_is_cut_and_its_noise_is_shared():
         ("fedavg", ("train.head_start=closed",), "choose train.head_start = 'random'"),
         ("fedavg", ("train.average=weighted",), "needs train.average = 'uniform'"),
         ("fedavg", ("method.secure=false",), "needs method.secure = true"),
+        ("fedavg", ("train.wire=bf16",), "needs train.wire = 'float32'"),
+        ("pec", (), "'students' would be summed without noise"),
     ],
 )
 def test_noise_is_promised_for_updates_alone(method, overrides, sentence):

@@ -1,7 +1,9 @@
 """Runs with `method.secure`: as without it but for fixed point, on every engine, resumed, and with clients lost."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,13 +17,15 @@ from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.parcels import Ask
 from fedprotip.federation.secure.demands import NONE, Demands
 from fedprotip.federation.secure.desk import Desk, as_rows, rows
+from fedprotip.federation.secure.sums import check_whole
 from fedprotip.flower.keys import site_key
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import base, create_method
+from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import private
 from fedprotip.seeds import torch_stream
 from fedprotip.store.plain import PlainFolder
-from tests.small import quick, results, small, tensors
+from tests.small import REDUCED, quick, results, small, tensors
 
 pytest.importorskip("cryptography")
 pytest.importorskip("Crypto")
@@ -184,6 +188,28 @@ def test_a_changed_vector_spoils_the_sum_and_not_the_run(tmp_path, monkeypatch):
     assert [event["clients"] for event in events(tmp_path / "r", "round")] == [0, 4]
 
 
+@pytest.mark.parametrize(("least", "effort", "refused"), [(0.0, 1.0, True), (5.0, 1.0, False), (0.0, 2.0, False)])
+def test_a_sum_may_be_as_large_as_any_reply_may_be(least, effort, refused):
+    """Longer than earlier ones where all are short, or where more samples stand behind it."""
+
+    class Lengths(Exchange):
+        name, when, trains = "model", "round", True
+        sizes = staticmethod(lambda message, site: {"update": message.meta["length"]})
+        least = staticmethod(lambda message, site: {"update": message.meta["least"]})
+        effort = staticmethod(lambda message, site, sender: message.meta["effort"])
+
+    class Standing:
+        site = None
+
+        class progress:
+            line: ClassVar = {}
+
+    check_whole(Message("model", {}, {"length": 2.0, "least": least, "effort": 1.0}), Standing, Lengths())
+    later = Message("model", {}, {"length": 10.0, "least": least, "effort": effort})
+    with pytest.raises(BadMessage, match="out of line") if refused else nullcontext():
+        check_whole(later, Standing, Lengths())
+
+
 def test_a_client_whose_keys_are_none_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     """They could not agree on a mask with it, and would all be lost."""
     original = ApartEngine._deliver
@@ -302,6 +328,52 @@ def test_a_method_that_needs_single_replies_is_refused_by_name(method):
 def test_every_other_method_asks_for_sums_only(method):
     asked = [one for one in created(method).exchanges if one.who != "nobody" and not one.in_clear]
     assert all(one.combine in ("mean", "sum") for one in asked)
+
+
+OTHERS = sorted({*REGISTERED} - {*REFUSED, "fedavg", "fedprotip", "fot", "lda", "ridge"})
+
+
+@pytest.mark.parametrize("method", [pytest.param(one, marks=[pytest.mark.slow] * (one != "scr")) for one in OTHERS])
+def test_every_other_method_runs_in_private_as_in_the_clear(tmp_path, method):
+    """What bounds a single client's reply must not refuse the sum of all."""
+    own = {**REDUCED.get(method, {}), "name": method}
+    told = [tmp_path / name for name in ("secure", "plain")]
+    for folder in told:
+        raw = settings(method, secure=folder.name == "secure").model_dump()
+        fedprotip.run({**raw, "method": {**own, "secure": folder.name == "secure"}}, out=folder)
+        assert not events(folder, "failure")
+        assert not events(folder, "unsummed")
+    for file in sorted(path.stem for path in told[0].glob("*.safetensors")):
+        one, other = (tensors(folder, file) for folder in told)
+        assert one.keys() == other.keys()
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ({"count": 1}, "not possible where clients.count = 1: the sum of one is what it sent"),
+        ({"count": 4, "roster": {"1": "2"}}, "where clients.roster has one client from task 1 on"),
+        ({"count": 7, "fraction": 0.25}, r"clients.fraction = 0.25 draws one of 7 .*; 0\.286 is enough"),
+    ],
+)
+def test_a_run_that_would_sum_one_client_is_refused_before_it_begins(clients, sentence):
+    raw = {"method": {"name": "fedavg", "secure": True}, "clients": clients}
+    with pytest.raises(UsageError, match=sentence):
+        create_method(fedprotip.load_settings(raw))
+    if "fraction" in clients:  # nobody is drawn where nothing is trained
+        create_method(fedprotip.load_settings({**raw, "method": {"name": "lda", "secure": True}}))
+
+
+def test_the_share_that_is_proposed_draws_two():
+    for active in range(3, 60):
+        clients = fedprotip.load_settings({"clients": {"count": active, "fraction": 1.5 / active}})
+        raw = clients.model_dump() | {"method": {"name": "fedavg", "secure": True}}
+        with pytest.raises(UsageError) as refused:
+            create_method(fedprotip.load_settings(raw))
+        raw["clients"]["fraction"] = float(str(refused.value).split()[-3])
+        create_method(fedprotip.load_settings(raw))
 
 
 @pytest.mark.parametrize(

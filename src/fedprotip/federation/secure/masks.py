@@ -28,14 +28,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedprotip.messages import BadMessage
+from fedprotip.methods.parts.private import FEWEST
 
 KEY, SECRET, NONCE, TAG = 32, 16, 12, 16
 KEYS = 2 * KEY
 """Bytes of a client's public keys: the one for letters, the one for masks."""
 LETTER = NONCE + 2 * SECRET + TAG
 COMMITMENT = 32
-FEWEST = 2
-"""Clients in a sum at least: the sum of one is its vector."""
 PIECE = 2**17
 """Numbers of a mask that are made at once."""
 

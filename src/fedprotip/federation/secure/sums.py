@@ -15,7 +15,7 @@ from fedprotip.federation.secure.desk import CLIENTS, COMMITTED, LAYOUT, LETTERS
 from fedprotip.federation.secure.ring import Layout, decode
 from fedprotip.federation.server import Server
 from fedprotip.messages import BadMessage, Message, Spec
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.store.files import Tensors
 
 Found = TypeVar("Found")
@@ -48,16 +48,19 @@ def check_whole(whole: Message, server: Server, exchange: Exchange) -> None:
 
     Whose fault it is nobody can tell.
     """
+    site = server.site
     try:
-        exchange.check(whole, server.site)
-        sizes = dict(exchange.sizes(whole, server.site))
+        exchange.check(whole, site)
+        sizes, least = dict(exchange.sizes(whole, site)), dict(exchange.least(whole, site))
+        effort = exchange.effort(whole, site, Sender(EVERYONE))
     except BadMessage as error:
         raise BadMessage(f"the sum of all clients cannot be used: {error}") from None
     except Exception as error:  # whatever clients sent, it must not stop the server
         raise BadMessage(f"the sum of all clients cannot be checked ({type(error).__name__}: {error})") from None
     if exchange.when == "round":
         known = server.progress.line.setdefault(exchange.name, {})
-        for judged in in_line([Judged(Reply(EVERYONE, whole), sizes=sizes)], exchange.slack, known):
+        reply = Judged(Reply(EVERYONE, whole), "", 0, sizes, least, effort)
+        for judged in in_line([reply], exchange.slack, known):
             if judged.refused:
                 raise BadMessage(f"the sum of all clients is not like those before: {judged.refused}")
 
@@ -118,7 +121,8 @@ class Questions:
 
     def _enough(self, clients: Sequence[int] | Mapping[int, Any], least: int) -> None:
         if len(clients) < least:
-            raise BadMessage(f"{len(clients)} clients are left, and at least {least} must be, so nothing is revealed")
+            left = "1 client is left" if len(clients) == 1 else f"{len(clients)} clients are left"
+            raise BadMessage(f"{left}, and at least {least} must be, so nothing is revealed")
 
     def _ask(
         self, phase: str, beside: Mapping[int, Sequence[Message]], read: Callable[[int, Message], Found]

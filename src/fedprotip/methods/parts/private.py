@@ -1,6 +1,7 @@
 """What `method.secure` asks of a method: nothing but sums, and random numbers that the server cannot repeat."""
 
 import hashlib
+import math
 import secrets
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,20 +18,26 @@ from fedprotip.settings import Settings
 
 DELTA = 1e-5
 """δ of what noise promises."""
+FEWEST = 2
+"""Clients in a sum at least: the sum of one is its vector."""
 PACKAGES = {"cryptography": "cryptography", "Crypto": "pycryptodome"}
 """Module → package that has it."""
 SECRET = Kept("secret", "private", {"key": Form("32", torch.uint8)})
 """From which a client's own random numbers follow; for methods that call `gaussian`."""
 
 
-def refuse_open(name: str, exchanges: Sequence[Exchange], settings: Settings) -> None:
-    """Refuse a run whose server would have to see a single client's reply, or that lacks the packages for sums."""
+def refuse_open(name: str, exchanges: Sequence[Exchange], settings: Settings, trains: bool) -> None:
+    """Refuse a run whose server would have to see a single client's reply, or that lacks the packages for sums.
+
+    trains: whether there are rounds of training, for which clients are drawn.
+    """
     place = f"method.secure = true is not possible with method.name = {name!r}"
     if settings.train.aggregate != "mean":
         raise UsageError(
             f"method.secure = true is not possible with train.aggregate = {settings.train.aggregate!r}, which compares "
             "single clients; choose 'mean'."
         )
+    _refuse_single(settings, trains)
     for exchange in exchanges:
         if exchange.combine == "each" and exchange.who != "nobody" and not exchange.in_clear:
             raise UsageError(f"{place}: its server must see {exchange.name!r} of every client, not only a sum.")
@@ -41,14 +48,34 @@ def refuse_open(name: str, exchanges: Sequence[Exchange], settings: Settings) ->
         raise UsageError(f"method.secure = true needs {listed}; install it with: pip install 'fedprotip[secure]'.")
 
 
+def _refuse_single(settings: Settings, trains: bool) -> None:
+    """A sum of one client is its vector, so there is none."""
+    clients, tasks = settings.clients, settings.stream.tasks
+    starts = {0, *map(int, clients.roster)}
+    for task in sorted(task for task in starts if not tasks or task < tasks):
+        active = len(clients.active(task))
+        if active < FEWEST:
+            where = f"clients.roster has one client from task {task} on" if clients.roster else "clients.count = 1"
+            raise UsageError(f"method.secure = true is not possible where {where}: the sum of one is what it sent.")
+        if trains and clients.drawn(active) < FEWEST:
+            enough = math.ceil(1000 * FEWEST / active) / 1000
+            raise UsageError(
+                f"method.secure = true is not possible where clients.fraction = {clients.fraction:g} draws one of "
+                f"{active} clients in a round, as the sum of one is what it sent; {enough:g} is enough."
+            )
+
+
 def _refuse_noise(place: str, exchanges: Sequence[Exchange], settings: Settings) -> None:
     """Noise is promised for updates alone, each of which counts the same."""
     for exchange in exchanges:
-        if not exchange.trains and exchange.who != "nobody" and not exchange.in_clear:
+        update = exchange.trains and exchange.combine == "mean"
+        if not update and exchange.who != "nobody" and not exchange.in_clear:
             hint = "; choose train.head_start = 'random'" if exchange.name == "start" else ""
             raise UsageError(f"{place}: {exchange.name!r} would be summed without noise{hint}.")
     if settings.train.average != "uniform":
         raise UsageError("method.secure_noise needs train.average = 'uniform': numbers of samples would be told.")
+    if settings.train.wire != "float32":
+        raise UsageError("method.secure_noise needs train.wire = 'float32': what is rounded after it has less noise.")
     if find_spec("dp_accounting") is None:
         raise UsageError("method.secure_noise needs dp-accounting; install it with: pip install 'fedprotip[noise]'.")
 
@@ -84,7 +111,8 @@ def normal(key: bytes, count: int) -> Tensor:
 def epsilon(noise: float, sums: int, delta: float = DELTA) -> float:
     """ε of so many sums, each with Gaussian noise of `noise` times what one client can change it by.
 
-    Of all clients of a sum, whichever was drawn: that only some are asked in a round is not counted in their favour.
+    That is `secure_clip` as against no change at all, and twice as much as against another one. Of all clients of a
+    sum, whichever was drawn: that only some are asked in a round is not counted in their favour.
     """
     from dp_accounting import GaussianDpEvent
     from dp_accounting.rdp import RdpAccountant
@@ -99,5 +127,5 @@ def stated(settings: Settings, rounds: int) -> str:
     spent = epsilon(settings.method.secure_noise, rounds)
     return (
         f"Noise of method.secure_noise = {settings.method.secure_noise:g} hides the part of any one client in {rounds} "
-        f"rounds with (ε, δ) = ({spent:.3g}, {DELTA:g}), if no more than half of the clients of a round are lost."
+        f"rounds with (ε, δ) = ({spent:.3g}, {DELTA:g}): sums hardly tell it from a client that changed nothing."
     )

@@ -26,7 +26,7 @@ class SketchedBases(Bases):
     of all clients' activations together, and the rank rule is that of `EnergyMerge`.
     """
 
-    name, combine = "sketch", "sum"
+    name, combine, fraction = "sketch", "sum", 28
 
     def names(self, site: Site) -> dict[str, int]:
         """The bases that are asked for, with their widths d."""

@@ -3,7 +3,7 @@
 import torch
 
 from fedprotip.messages import BadMessage, Message, Spec
-from fedprotip.methods.exchange import Exchange
+from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
@@ -30,8 +30,12 @@ class Stored(Exchange):
     def check(self, message: Message, site: Site) -> None:
         message.check(self.name, {RAW: Spec((), torch.int64)})
         message.check_meta()
-        if not 0 <= message.tensors[RAW] <= self.most:
+        if not 0 <= message.tensors[RAW] <= MANY:
             raise BadMessage("nobody keeps so many samples")
+
+    def check_sender(self, message: Message, site: Site, sender: Sender) -> None:
+        if message.tensors[RAW] > self.most:
+            raise BadMessage(f"it keeps {int(message.tensors[RAW])} samples, and may keep {self.most}")
 
     def digest(self, combined: Message, site: Site) -> None:
         site.known[f"{STORED}/{RAW}"] = combined.tensors[RAW].to(torch.int64)
