@@ -7,7 +7,7 @@ for answer in predictor.predict(["photo.jpg", "another.png"]):
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +157,9 @@ class Predictor:
         if group is None or isinstance(group, bool):
             yield torch.arange(len(heard)), heard, self.route(heard, bool(group), task)
             return
-        if not hasattr(group, "__len__") or isinstance(group, str):
+        if isinstance(group, Tensor | np.ndarray):
+            group = group.tolist()  # numbers, of which equal ones are one group
+        if not hasattr(group, "__len__") or isinstance(group, str) or not all(isinstance(n, Hashable) for n in group):
             raise UsageError(f"group = {group!r}: give True for all images, or a name for each of them.")
         if len(group) != len(heard):
             raise UsageError(f"group names {len(group)} images, and there are {len(heard)}; give a name for each.")
