@@ -109,20 +109,24 @@ class Predictor:
         heard = self.hear(images)
         found = np.zeros((len(heard), len(self.classes_)), np.float32)
         for members, part, routed in self.routed(heard, group, task):
-            found[members.numpy()] = self.inference.posterior(self.inference.joint(part, routed)).numpy()
+            found[members.numpy()] = self.inference.by_label(part, routed).numpy()
         return found
 
     def answers(self, heard: Heard, group: Group = None, task: int | None = None) -> list[Answer]:
         """What is to be said about images that were heard; arguments as for `predict`."""
-        names = [*self.plan.classes, ""]  # −1 is the last one
-        answers: list[Answer | None] = [None] * len(heard)
+        answers: dict[int, Answer] = {}
         for members, part, routed in self.routed(heard, group, task):
-            tasks = self.inference.tasks(part, routed).max(1)
-            sure, strange = self.inference.sureness(part, routed), self.inference.strangeness(part)
-            found = zip(members.tolist(), routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
-            for place, k, p, t, s, u in found:
-                answers[place] = Answer(names[int(k)], float(p), int(t), float(s), float(u))
-        return [answer for answer in answers if answer is not None]
+            found = self.worded(part, routed, self.inference.by_label(part, routed))
+            answers |= zip(members.tolist(), found, strict=True)
+        return [answers[place] for place in range(len(heard))]
+
+    def worded(self, heard: Heard, routed: Routed, by_label: Tensor) -> list[Answer]:
+        """What is to be said about images whose tasks have been decided, from p(label) of every label (n, L)."""
+        names = [*self.plan.classes, ""]  # −1 is the last one
+        tasks = self.inference.tasks(by_label, routed).max(1)
+        sure, strange = self.inference.sureness(by_label, routed), self.inference.strangeness(heard)
+        found = (part.tolist() for part in (routed.labels, sure, tasks.indices, tasks.values, strange))
+        return [Answer(names[label], *numbers) for label, *numbers in zip(*found, strict=True)]
 
     def relevance(self, heard: Heard) -> Tensor | None:
         """Where images lie relative to the subspaces of the tasks, (n, T) from 0 to 1; None without subspaces (Eq. 11).
