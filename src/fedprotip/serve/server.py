@@ -15,6 +15,7 @@ import uvicorn
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.serve.app import LOOPBACK, Service, create_app
+from fedprotip.serve.connections import connection
 from fedprotip.serve.limits import Limits
 from fedprotip.serve.source import Source
 
@@ -57,6 +58,7 @@ def serve(
     app = create_app(source, limits, key, known, every)
     config = uvicorn.Config(
         app,
+        http=connection(limits),
         log_level="warning",
         access_log=False,
         server_header=False,
