@@ -59,7 +59,7 @@ def serve(
     config = uvicorn.Config(
         app,
         http=connection(limits),
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         lifespan="on",
