@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
@@ -153,8 +153,9 @@ def load(address: str, files: Sequence[bytes], requests: int, clients: int) -> L
                 reply = connection.getresponse()
                 reply.read()
                 good = reply.status == 200
-            except OSError:
+            except (OSError, HTTPException):
                 good = False
+                connection.close()  # what is left of this one must not be taken for the next
             with lock:
                 taken.append(perf_counter() - start)
                 errors[0] += not good
