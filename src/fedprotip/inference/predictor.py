@@ -40,7 +40,7 @@ from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
 from fedprotip.stream.plan import Plan
 
-Group = bool | Sequence[str | int] | None
+Group = bool | Sequence[str | int] | np.ndarray | Tensor | None
 """Which images came together: none, all, or those of the same name."""
 SUFFIX = ".safetensors"
 RELEVANCE = "cosine"

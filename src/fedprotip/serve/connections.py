@@ -1,6 +1,7 @@
 """Connections that ask nothing: uvicorn alone would wait for them without end, and for as many as there are files."""
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -18,7 +19,7 @@ def connection(limits: Limits) -> type[H11Protocol]:
     waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # the oldest first
 
     class Connection(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._look()
 
