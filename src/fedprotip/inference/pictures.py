@@ -47,11 +47,11 @@ def _of_one(image: Any, pixels: Pixels) -> Tensor:
         return _of_files([str(image)], pixels)
     if isinstance(image, Image.Image):
         try:
-            found = to_rgb(upright(image))
+            rgb = to_rgb(upright(image))
         except Exception as error:  # Pillow decodes late, and raises whatever a broken file leads it to
             name = getattr(image, "filename", "") or "A Pillow image"
             raise UsageError(f"{name} cannot be read as an image ({reason(error)}).") from None
-        return _coloured(_frame(pixels).fitted(found)[None], pixels)
+        return _coloured(_frame(pixels).fitted(rgb)[None], pixels)
     if isinstance(image, np.ndarray | Tensor):
         found = _of_array(image, pixels)
         if len(found) != 1:
