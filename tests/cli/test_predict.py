@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +64,18 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_answered(call, run,
         _, text, _ = call("predict", run, photos / "a.png", "--csv", "--task", task)
         assert [row["task"] for row in csv.DictReader(io.StringIO(text))] == [str(task)]
     assert "it does not exist" in errors
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_pipes_and_links_to_nothing_are_named_and_nobody_waits_for_them(call, run, photos):
+    os.mkfifo(photos / "pipe.png")
+    (photos / "link.png").symlink_to("nowhere")
+    code, text, _ = call("predict", run, photos, "--json")
+    assert code == 1
+    faults = {Path(row["file"]).name: row["error"] for row in json.loads(text) if "error" in row}
+    assert "a pipe or a device" in faults["pipe.png"]
+    assert "it does not exist" in faults["link.png"]
+    assert len(faults) == 2
 
 
 def test_a_folder_or_pattern_without_images_is_named_and_the_rest_is_answered(call, run, photos, tmp_path):

@@ -33,7 +33,7 @@ def by(way, classes=CLASSES, **fields):
 def alone(inference, heard):
     """Labels and how sure they are, of samples that come alone."""
     routed = inference.route(heard, inference.chosen)
-    return routed.labels, inference.sureness(heard, routed)
+    return routed.labels, inference.sureness(inference.by_label(heard, routed), routed)
 
 
 def told(inference, scores, evidence):

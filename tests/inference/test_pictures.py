@@ -1,5 +1,6 @@
 """Whatever is called an image arrives as the same pixels."""
 
+import io
 import subprocess
 import sys
 
@@ -84,6 +85,22 @@ def test_no_image_is_a_sentence(given):
 def test_what_is_no_image_is_a_sentence(given):
     with pytest.raises(fedprotip.UsageError):
         as_pixels(given, GREY)
+
+
+@pytest.mark.parametrize("given", [b"\x89PNG", io.BytesIO()])
+def test_bytes_and_open_files_are_named_as_what_they_are(given):
+    with pytest.raises(fedprotip.UsageError, match=f"not {type(given).__name__}"):
+        as_pixels(given, GREY)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_broken_file_is_a_sentence_that_speaks_of_no_training(tmp_path, opened):
+    path = tmp_path / "a.jpg"
+    Image.effect_noise((90, 90), 50).save(path)
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(fedprotip.UsageError, match=r"a\.jpg cannot be read as an image") as told:
+        as_pixels(Image.open(path) if opened else path, GREY)
+    assert "resume" not in str(told.value)
 
 
 def test_answering_imports_nothing_that_trains():

@@ -1,6 +1,7 @@
 """A run folder answers alone, as its own evaluation did."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -396,10 +397,17 @@ def test_relevance_is_the_share_of_features_in_every_subspace(predictor, stream)
     assert torch.allclose(found, expected / expected.amax(1, keepdim=True), atol=1e-4)
 
 
-@pytest.mark.parametrize("asked", [{"group": 5}, {"group": "ab"}, {"task": "1"}, {"task": 0.5}])
+def test_names_of_groups_may_be_a_tensor_or_an_array(predictor, stream):
+    images = stream.dataset.test_images[:4]
+    expected = predictor.predict(images, group=[0, 0, 1, 1])
+    assert predictor.predict(images, group=torch.tensor([0, 0, 1, 1])) == expected
+    assert predictor.predict(images, group=np.array([0, 0, 1, 1])) == expected
+
+
+@pytest.mark.parametrize("asked", [{"group": 5}, {"group": "ab"}, {"group": [[1], [2]]}, {"task": "1"}, {"task": 0.5}])
 def test_what_is_no_group_or_task_is_a_sentence(predictor, asked):
     ((name, value),) = asked.items()
-    with pytest.raises(fedprotip.UsageError, match=f"{name} = {value!r}"):
+    with pytest.raises(fedprotip.UsageError, match=re.escape(f"{name} = {value!r}")):
         predictor.predict(torch.zeros(2, 1, 8, 8), **asked)
 
 

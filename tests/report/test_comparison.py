@@ -15,7 +15,7 @@ from fedprotip.report import comparison_rows, comparison_text, plots_comparison,
 from fedprotip.report.alike import differences, other_questions
 from fedprotip.report.comparison import comparison_reading, comparison_sections
 from fedprotip.report.rundata import RunData
-from fedprotip.report.significance import TITLE
+from fedprotip.report.significance import TITLE, may_be_chance, verdicts
 from fedprotip.report.tables import aggregate, labels, other_differences
 from fedprotip.report.text import plus_minus
 from fedprotip.store.results import MODES
@@ -427,6 +427,17 @@ def test_who_is_ahead_comes_with_its_test(tmp_path: Path) -> None:
     assert re.search(
         r"fedprotip is ahead with .*; over 3 seeds chance is an unlikely reason \(p = 0\.00\d\)\.", reading
     )
+
+
+def test_whoever_is_behind_in_common_seeds_is_not_called_ahead_by_them(tmp_path: Path) -> None:
+    """A lucky seed that the other has not makes it the best; the seeds of both say otherwise."""
+    folders = [*series(tmp_path, "a", "fedprotip", [70, 71, 72, 99]), *series(tmp_path, "b", "lda", [75, 76.5, 77])]
+    groups = aggregate([RunData.load(folder) for folder in folders])
+    assert "unlikely reason" not in comparison_reading(groups)
+    (grid,) = [grid for section in comparison_sections(groups) for grid in section.grids if grid.title == TITLE]
+    (row,) = [row for row in grid.rows if row[0] == "single"]
+    assert row[3] == "−5.2"
+    assert may_be_chance(verdicts(groups), "single", "fedprotip", "lda").endswith("it is behind")
 
 
 OTHER: dict[str, tuple[dict[str, Any], str]] = {

@@ -18,6 +18,8 @@ FLAGS = (
 )
 PATIENCE = 90.0
 """Seconds: the machines are shared."""
+CALM = {"max_size": None, "open_timeout": PATIENCE, "ping_interval": None, "proxy": None}
+"""No pings: a browser that is slow to answer one is busy, not gone."""
 
 
 class Browser:
@@ -34,7 +36,7 @@ class Browser:
         )
         try:
             port, path = self._wait(self._address)
-            self._line = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=PATIENCE, proxy=None)
+            self._line = connect(f"ws://127.0.0.1:{port}{path}", **CALM)
             self._socket = self._line.__enter__()
             self._count, self.messages, self._session = 0, [], None
             target = self.call("Target.createTarget", url="about:blank")["targetId"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import fedprotip
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 @contextmanager

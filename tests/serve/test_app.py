@@ -50,6 +50,7 @@ def test_forms_and_json_get_the_predictors_answers(together, source, tmp_path):
 
     async def work(app):
         text = [base64.b64encode(data).decode() for _, data in files]
+        text[1:] = [base64.encodebytes(files[1][1]).decode(), f"data:image/png;base64,{text[2]}"]
         return await ask(app, "/predict", **form(*files)), await ask(app, "/predict", **as_json({"images": text}))
 
     for reply in together(work):
@@ -383,6 +384,7 @@ def test_every_path_is_documented(together):
 )
 def test_other_paths_are_a_sentence(together, path, status):
     reply = together(lambda app: ask(app, path, method="GET"))
+    assert status != 405 or reply.headers["allow"] == "POST"
     assert reply.status == status
     assert reply.json["error"].endswith(".")
 

@@ -24,12 +24,14 @@ from fedprotip.cli.display import Console, plain, print_json
 from fedprotip.cli.options import Imports, Json
 from fedprotip.errors import UsageError
 from fedprotip.inference.predictor import Answer, Predictor, load
-from fedprotip.stream.images import Unreadable, is_image
+from fedprotip.stream.images import Unreadable, is_image, is_no_image
 
 AT_ONCE = 64
 """Files that are read and answered together."""
 SHOWN = 2.0
 """Seconds after which a progress bar is shown."""
+WIDEST = 16
+"""Letters of the name of a task, which may be all of its classes."""
 UNUSUAL = 0.95
 """What is stranger than this share of held-back samples is better called unknown."""
 
@@ -102,7 +104,7 @@ def found_files(given: Sequence[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for name in given:
         if os.path.isdir(name):
-            inside = sorted(str(path) for path in Path(name).rglob("*") if is_image(path))
+            inside = sorted(str(path) for path in Path(name).rglob("*") if is_image(path) or is_no_image(path))
             fault = "it holds no image files"
         elif os.path.exists(name) or not glob.has_magic(name):
             inside, fault = [name], ""
@@ -168,11 +170,12 @@ def _number(value: Any) -> Any:
 
 
 def _show(rows: Sequence[Row], predictor: Predictor) -> None:
-    table = Table(Column("file", overflow="fold"), "class", "sure", "task", "sure of it", "")
+    name_of_task = Column("task", no_wrap=True, max_width=WIDEST)
+    table = Table(Column("file", overflow="fold"), Column("class", overflow="fold"), "sure", name_of_task, "sure", "")
     for row in rows:
         if (answer := row.answer) is not None:
             name = predictor.plan.tasks[answer.task].name
-            strange = "[yellow]unlike anything learned" if answer.unusual > UNUSUAL else ""
+            strange = "[yellow]unusual" if answer.unusual > UNUSUAL else ""
             sure = f"{answer.probability:.0%}", f"{answer.task + 1} {plain(name)}", f"{answer.task_probability:.0%}"
             table.add_row(plain(row.file), f"[bold green]{plain(answer.label)}", *sure, strange)
     if table.row_count:

@@ -191,7 +191,7 @@ class _Confidence:
 
     def add(self, heard: Heard, routed: Routed, labels: Tensor) -> None:
         """Samples that the chosen way has decided each alone, and their true labels."""
-        self._sure.append(self._inference.sureness(heard, routed))
+        self._sure.append(self._inference.sureness(self._inference.by_label(heard, routed), routed))
         self._right.append(routed.labels == labels)
         for name, score in heard.strange.items():
             self._inside.setdefault(name, []).append(score)

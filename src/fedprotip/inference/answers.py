@@ -209,17 +209,20 @@ class Inference:
         """p(label) of every label there is (m, L), calibrated, from log p(task, class) (m, C)."""
         return self.calibration.honest(self.candidates.probabilities(joint, self.calibration.temperature))
 
-    def sureness(self, heard: Heard, routed: Routed) -> Tensor:
-        """p(label) of the labels that were found, (m,); 0 where there is none (−1)."""
+    def by_label(self, heard: Heard, routed: Routed) -> Tensor:
+        """p(label) of every label there is, for samples whose tasks have been decided (m, L)."""
+        return self.posterior(self.joint(heard, routed))
+
+    def sureness(self, by_label: Tensor, routed: Routed) -> Tensor:
+        """p(label) of the labels that were found, (m,), from `by_label`; 0 where there is none (−1)."""
         labels = routed.labels
         places = torch.searchsorted(self.candidates.known[0], labels.clamp_min(0))
-        return self.posterior(self.joint(heard, routed)).gather(1, places[:, None])[:, 0] * (labels >= 0)
+        return by_label.gather(1, places[:, None])[:, 0] * (labels >= 0)
 
-    def tasks(self, heard: Heard, routed: Routed) -> Tensor:
+    def tasks(self, by_label: Tensor, routed: Routed) -> Tensor:
         """p(task) of samples whose tasks have been decided (m, T): the sum over its labels, if each has one task."""
         if not self.candidates.distinct:
             return (routed.decisions[routed.groups] / self.calibration.temperature).softmax(1)
-        by_label = self.posterior(self.joint(heard, routed))
         by_task = by_label.new_zeros(by_label.shape[0], routed.decisions.shape[1])
         return by_task.index_add_(1, self.candidates.tasks, by_label[:, self.candidates.known[1]])
 

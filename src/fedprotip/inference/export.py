@@ -67,7 +67,8 @@ class Answers(nn.Module):
         seen = self.predictor.plan.pixels.normalised(self.fit(images.float() / 255))
         heard = inference.hear(self.predictor.look(seen))
         routed = self._alone(heard)
-        by_label, by_task = inference.posterior(inference.joint(heard, routed)), inference.tasks(heard, routed)
+        by_label = inference.by_label(heard, routed)
+        by_task = inference.tasks(by_label, routed)
         place = (routed.labels[:, None] == inference.candidates.known[0]).int().argmax(1)
         best = by_task.max(1)
         sure = by_label.gather(1, place[:, None])[:, 0].float()
@@ -131,10 +132,9 @@ class Added(Candidates):
 class Portable(Inference):
     """Sums over the labels of a task as a product."""
 
-    def tasks(self, heard: Heard, routed: Routed) -> Tensor:
+    def tasks(self, by_label: Tensor, routed: Routed) -> Tensor:
         if not self.candidates.distinct:
             return (routed.decisions / self.calibration.temperature).softmax(1)
-        by_label = self.posterior(self.joint(heard, routed))
         tasks = self.candidates.tasks
         return _summed(by_label[:, self.candidates.known[1]], tasks, int(tasks.max()) + 1)
 
@@ -256,10 +256,11 @@ def outputs(predictor: Predictor, images: np.ndarray) -> dict[str, np.ndarray]:
     """
     heard = predictor.hear(images)
     routed, inference = predictor.route(heard), predictor.inference
-    by_task = inference.tasks(heard, routed)
+    by_label = inference.by_label(heard, routed)
+    by_task = inference.tasks(by_label, routed)
     found = {
-        "probability": inference.sureness(heard, routed),
-        "probabilities": inference.posterior(inference.joint(heard, routed)),
+        "probability": inference.sureness(by_label, routed),
+        "probabilities": by_label,
         "task_probability": by_task.amax(1),
         "tasks": by_task,
         "unusual": inference.strangeness(heard),

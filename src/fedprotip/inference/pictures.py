@@ -1,6 +1,7 @@
 """Whatever a user calls an image, as the images a run was trained on: files, Pillow's, arrays, tensors, of any size."""
 
 from collections.abc import Iterable, Sequence
+from io import IOBase
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.stream.images import FileImages, to_rgb, upright
+from fedprotip.stream.images import FileImages, Unreadable, reason, to_rgb, upright
 from fedprotip.stream.pixels import CHANNELS, as_bytes, as_images
 from fedprotip.stream.plan import Pixels
 from fedprotip.stream.transforms import grey
@@ -30,7 +31,7 @@ def as_pixels(images: Pictures, pixels: Pixels) -> Tensor:
         images = [images]
     if isinstance(images, np.ndarray | Tensor):
         return _of_array(images, pixels)
-    if not isinstance(images, Iterable):
+    if not isinstance(images, Iterable) or isinstance(images, bytes | IOBase):
         raise UsageError(f"images must be files, Pillow images, arrays or tensors, not {type(images).__name__}.")
     given = list(images)
     if not given:
@@ -45,7 +46,12 @@ def _of_one(image: Any, pixels: Pixels) -> Tensor:
     if isinstance(image, str | Path):
         return _of_files([str(image)], pixels)
     if isinstance(image, Image.Image):
-        return _coloured(_frame(pixels).fitted(to_rgb(upright(image)))[None], pixels)
+        try:
+            rgb = to_rgb(upright(image))
+        except Exception as error:  # Pillow decodes late, and raises whatever a broken file leads it to
+            name = getattr(image, "filename", "") or "A Pillow image"
+            raise UsageError(f"{name} cannot be read as an image ({reason(error)}).") from None
+        return _coloured(_frame(pixels).fitted(rgb)[None], pixels)
     if isinstance(image, np.ndarray | Tensor):
         found = _of_array(image, pixels)
         if len(found) != 1:
@@ -56,7 +62,11 @@ def _of_one(image: Any, pixels: Pixels) -> Tensor:
 
 def _of_files(paths: list[str], pixels: Pixels) -> Tensor:
     files = _frame(pixels, paths)
-    return _coloured(files[torch.arange(len(files))], pixels)
+    try:
+        found = files[torch.arange(len(files))]
+    except Unreadable as error:  # nobody is training here, so nothing is to be resumed
+        raise Unreadable(f"{error.path} cannot be read as an image ({error.why}).", error.path, error.why) from None
+    return _coloured(found, pixels)
 
 
 def _of_array(images: np.ndarray | Tensor, pixels: Pixels) -> Tensor:

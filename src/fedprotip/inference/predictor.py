@@ -7,7 +7,7 @@ for answer in predictor.predict(["photo.jpg", "another.png"]):
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from fedprotip.store.memory import machine_bytes
 from fedprotip.store.records import one_line
 from fedprotip.stream.plan import Plan
 
-Group = bool | Sequence[str | int] | None
+Group = bool | Sequence[str | int] | np.ndarray | Tensor | None
 """Which images came together: none, all, or those of the same name."""
 SUFFIX = ".safetensors"
 RELEVANCE = "cosine"
@@ -105,20 +105,24 @@ class Predictor:
         heard = self.hear(images)
         found = np.zeros((len(heard), len(self.classes_)), np.float32)
         for members, part, routed in self.routed(heard, group, task):
-            found[members.numpy()] = self.inference.posterior(self.inference.joint(part, routed)).numpy()
+            found[members.numpy()] = self.inference.by_label(part, routed).numpy()
         return found
 
     def answers(self, heard: Heard, group: Group = None, task: int | None = None) -> list[Answer]:
         """What is to be said about images that were heard; arguments as for `predict`."""
-        names = [*self.plan.classes, ""]  # −1 is the last one
-        answers: list[Answer | None] = [None] * len(heard)
+        answers: dict[int, Answer] = {}
         for members, part, routed in self.routed(heard, group, task):
-            tasks = self.inference.tasks(part, routed).max(1)
-            sure, strange = self.inference.sureness(part, routed), self.inference.strangeness(part)
-            found = zip(members.tolist(), routed.labels, sure, tasks.indices, tasks.values, strange, strict=True)
-            for place, k, p, t, s, u in found:
-                answers[place] = Answer(names[int(k)], float(p), int(t), float(s), float(u))
-        return [answer for answer in answers if answer is not None]
+            found = self.worded(part, routed, self.inference.by_label(part, routed))
+            answers |= zip(members.tolist(), found, strict=True)
+        return [answers[place] for place in range(len(heard))]
+
+    def worded(self, heard: Heard, routed: Routed, by_label: Tensor) -> list[Answer]:
+        """What is to be said about images whose tasks have been decided, from p(label) of every label (n, L)."""
+        names = [*self.plan.classes, ""]  # −1 is the last one
+        tasks = self.inference.tasks(by_label, routed).max(1)
+        sure, strange = self.inference.sureness(by_label, routed), self.inference.strangeness(heard)
+        found = (part.tolist() for part in (routed.labels, sure, tasks.indices, tasks.values, strange))
+        return [Answer(names[label], *numbers) for label, *numbers in zip(*found, strict=True)]
 
     def relevance(self, heard: Heard) -> Tensor | None:
         """Where images lie relative to the subspaces of the tasks, (n, T) from 0 to 1; None without subspaces (Eq. 11).
@@ -153,7 +157,9 @@ class Predictor:
         if group is None or isinstance(group, bool):
             yield torch.arange(len(heard)), heard, self.route(heard, bool(group), task)
             return
-        if not hasattr(group, "__len__") or isinstance(group, str):
+        if isinstance(group, Tensor | np.ndarray):
+            group = group.tolist()  # numbers, of which equal ones are one group
+        if not hasattr(group, "__len__") or isinstance(group, str) or not all(isinstance(n, Hashable) for n in group):
             raise UsageError(f"group = {group!r}: give True for all images, or a name for each of them.")
         if len(group) != len(heard):
             raise UsageError(f"group names {len(group)} images, and there are {len(heard)}; give a name for each.")

@@ -35,7 +35,7 @@ class Verdict:
     best: str
     other: str
     gain: float
-    """Points by which the best is ahead, over the seeds that were compared."""
+    """Points by which the best is ahead, over the seeds that were compared; below 0 where others made it the best."""
     p: float | None
     """None: it cannot be told."""
     seeds: int
@@ -63,7 +63,10 @@ def verdict_grid(found: list[Verdict]) -> Grid | None:
     """A row for every comparison; nothing where no mode has seeds enough."""
     if all(one.p is None for one in found):
         return None
-    rows = [[one.mode, one.best, one.other, f"+{number(one.gain)}", one.p_text, _seeds(one)] for one in found]
+    rows = [
+        [one.mode, one.best, one.other, "+" * (one.gain >= 0) + number(one.gain), one.p_text, _seeds(one)]
+        for one in found
+    ]
     return Grid(["mode", "best", "against", "points", "p", "seeds"], rows, TITLE, folded=len(rows) > 8, note=NOTE)
 
 
@@ -71,6 +74,8 @@ def may_be_chance(found: list[Verdict], mode: str, first: str, second: str) -> s
     """The end of a sentence about who is ahead; empty where nothing was tested."""
     for one in found:
         if (one.mode, one.best, one.other) == (mode, first, second) and one.p is not None:
+            if one.gain < 0:
+                return f"; over the {one.seeds} seeds that both have it is behind"
             how = "chance is an unlikely reason" if one.p < LEVEL else "it may still be chance"
             sign = f"p {one.p_text}" if one.p < 0.001 else f"p = {one.p_text}"
             return f"; over {one.seeds} seeds {how} ({sign})"

@@ -249,7 +249,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         sentences = {404: "There is nothing here.", 405: "This cannot be asked in that way."}
-        return JSONResponse({"error": sentences.get(error.status_code, str(error.detail))}, error.status_code)
+        sentence = sentences.get(error.status_code, str(error.detail))
+        return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
 
 def _add_page(app: FastAPI, locked: bool) -> None:

@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-from torch import Tensor
-
 from fedprotip.inference.answers import Heard
 from fedprotip.inference.predictor import Predictor
 
@@ -18,10 +16,12 @@ def describe(
     """An answer for every image, with the likeliest classes, and what speaks for each task."""
     inference, names = predictor.inference, predictor.classes_
     found: list[dict[str, Any]] = []
-    nearness = {"relevance": predictor.relevance(heard), "similarity": predictor.similarity(heard)}
-    answers = predictor.answers(heard, together, task)
+    near = {"relevance": predictor.relevance(heard), "similarity": predictor.similarity(heard)}
+    nearness = {name: None if values is None else values.tolist() for name, values in near.items()}
     ((_, part, routed),) = predictor.routed(heard, together, task)
-    by_label, by_task = inference.posterior(inference.joint(part, routed)), inference.tasks(part, routed)
+    by_label = inference.by_label(part, routed)
+    by_task = inference.tasks(by_label, routed).tolist()
+    answers = predictor.worded(part, routed, by_label)
     largest = by_label.topk(min(MOST, by_label.shape[1]), dim=1)
     for place, answer in enumerate(answers):
         classes = zip(largest.indices[place].tolist(), largest.values[place].tolist(), strict=True)
@@ -41,15 +41,15 @@ def describe(
 
 
 def _tasks(
-    predictor: Predictor, probabilities: Tensor, nearness: dict[str, Tensor | None], place: int
+    predictor: Predictor, probabilities: list[float], nearness: dict[str, list[list[float]] | None], place: int
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": task.name, "probability": _number(chance)}
-        for task, chance in zip(predictor.plan.tasks, probabilities.tolist(), strict=True)
+        for task, chance in zip(predictor.plan.tasks, probabilities, strict=True)
     ]
     for name, values in nearness.items():
         for index, task in enumerate(found):
-            task[name] = None if values is None else _number(float(values[place, index]))
+            task[name] = None if values is None else _number(values[place][index])
     return found
 
 

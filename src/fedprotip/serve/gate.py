@@ -17,8 +17,8 @@ OPEN = ("/", "/health", "/docs", "/favicon.ico")
 ASSETS = "/page/"
 SWALLOWED = 8
 """So many times the largest body is read and thrown away, so that whoever sends more hears why it was too much."""
-WAITING = 1000
-"""Bodies on their way at most, however small: below the 1,024 files that systems let a process have open."""
+WAITING = 400
+"""Bodies on their way at most, however small: with as many idle connections below the 1,024 files of a process."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",

@@ -15,6 +15,7 @@ import uvicorn
 
 from fedprotip.errors import RunError, UsageError
 from fedprotip.serve.app import LOOPBACK, Service, create_app
+from fedprotip.serve.connections import connection
 from fedprotip.serve.limits import Limits
 from fedprotip.serve.source import Source
 
@@ -57,7 +58,8 @@ def serve(
     app = create_app(source, limits, key, known, every)
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http=connection(limits),
+        log_level="error",
         access_log=False,
         server_header=False,
         lifespan="on",

@@ -25,7 +25,7 @@ class Asked(BaseModel):
     """The body of `POST /predict` as JSON."""
 
     model_config = ConfigDict(extra="forbid")
-    images: list[str] = Field(min_length=1, description="Image files in base64.")
+    images: list[str] = Field(min_length=1, description="Image files in base64, or as data: URLs.")
     together: bool = Field(False, description="The images came together: one task for all, unless they tell otherwise.")
     task: int | None = Field(None, ge=0, description="Their task, counted from 0, if it is known.")
 
@@ -87,8 +87,10 @@ def _of_json(body: bytes) -> Upload:
         raise Refused(400, "The body is not JSON.") from None
     files = []
     for place, text in enumerate(asked.images, 1):
+        if text.startswith("data:"):  # as browsers write it
+            text = text.partition(";base64,")[2]
         try:
-            files.append(("", base64.b64decode(text, validate=True)))
+            files.append(("", base64.b64decode("".join(text.split()), validate=True)))  # `base64` breaks lines
         except (binascii.Error, ValueError):
             raise Refused(422, f"Image {place} is not base64.") from None
     return Upload(files, asked.together, asked.task)

@@ -47,9 +47,9 @@ Crop = tuple[list[float], list[list[float]]]
 class Unreadable(UsageError):
     """A file that cannot be decoded, and why."""
 
-    def __init__(self, text: str, why: str) -> None:
+    def __init__(self, text: str, path: str, why: str) -> None:
         super().__init__(text)
-        self.why = why
+        self.path, self.why = path, why
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def decode(data: bytes, formats: tuple[str, ...], most: int) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return _open(io.BytesIO(data), formats, most)
     except Exception as error:  # decoders raise whatever a broken file leads them to
-        raise UsageError(f"it cannot be read as an image ({_reason(error)})") from None
+        raise UsageError(f"it cannot be read as an image ({reason(error)})") from None
 
 
 def open_rgb(path: str) -> Image.Image:
@@ -177,11 +177,12 @@ def open_rgb(path: str) -> Image.Image:
     try:
         return _open(path)
     except Exception as error:  # decoders raise whatever a broken file leads them to
-        why = _reason(error)
+        why = reason(error)
         raise Unreadable(
             f"{path} cannot be read as an image ({why}); mend it and run or resume again "
             "(with --accept-data, if it is another file then), or start anew without it "
             "(fedprotip data check finds all such files).",
+            path,
             why,
         ) from None
 
@@ -191,7 +192,7 @@ def why_unreadable(path: str) -> str:
     try:
         _open(path)
     except Exception as error:
-        return _reason(error)
+        return reason(error)
     return ""
 
 
@@ -261,6 +262,8 @@ def _planes(image: Image.Image) -> np.ndarray:
 
 
 def _open(source: str | io.BytesIO, formats: tuple[str, ...] | None = None, most: int | None = None) -> Image.Image:
+    if isinstance(source, str) and os.path.exists(source) and not os.path.isfile(source):
+        raise ValueError("it is a folder, a pipe or a device, not a file")  # a pipe would be waited for, for ever
     with Image.open(source, formats=formats or _formats()) as image:
         if most is not None and image.width * image.height > most:
             raise ValueError(f"it has {image.width * image.height:,} pixels, and {most:,} are the most")
@@ -295,7 +298,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why an image cannot be decoded, in a few words."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
     if isinstance(error, Image.UnidentifiedImageError):
