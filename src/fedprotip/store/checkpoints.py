@@ -18,7 +18,7 @@ from fedprotip.store.files import Tensors
 from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, unsealed
 from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
 
-NAME = "checkpoint"
+CHECKPOINT = "checkpoint"
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
 
@@ -46,7 +46,7 @@ class Checkpoints:
     """The last two checkpoints of a run, and the logs of its folder, which are cut back to the one it goes on from."""
 
     def __init__(self, run: PlainFolder) -> None:
-        self._run, self.folder = run, run.inner(NAME)
+        self._run, self.folder = run, run.inner(CHECKPOINT)
         self.objects = ObjectFolder(self.folder.path / "objects", run.top)
         self._step = 0
         self._named: dict[int, Named] = {}  # by the number of each checkpoint that is kept
@@ -54,7 +54,7 @@ class Checkpoints:
     @property
     def there(self) -> bool:
         """Whether the run has any place for them: one that only answers may have none."""
-        return NAME in self._run.folders()
+        return CHECKPOINT in self._run.folders()
 
     def names(self) -> list[str]:
         return self.folder.names(INDEX)
