@@ -22,7 +22,7 @@ coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --cov --cov-report=term
 
 test-all: $(EXTRAS)
-	$(BIN)/python -m pytest -m slow -n 2
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -29,7 +29,7 @@ from tests.small import results
 from tests.watchdog import in_time
 
 pytest.importorskip("flwr", reason="the extra flower")
-pytestmark = pytest.mark.slow  # processes of Flower: minutes
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployments")]  # minutes; two at a time are too much
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)

@@ -17,7 +17,7 @@ from tests.small import REDUCED, small, tensors
 from tests.watchdog import in_time
 
 pytest.importorskip("flwr", reason="the extra flower")
-pytestmark = pytest.mark.slow  # processes of Flower: minutes
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployments")]  # minutes; two at a time are too much
 
 
 def deployment(place, name, port, sites, run="run", link="tls = false", entry=""):
