@@ -163,9 +163,9 @@ def test_faults_of_sites_are_named_and_the_run_finishes(place):
         assert (event["task"], event["round"], sentence in event["reason"]) == (task, round_, True)
     assert {event["task"] for event in by_client[3]} == {0}
     assert all("it is not connected" in event["reason"] for event in by_client[3])
-    (late,) = by_client[4]
-    assert (late["task"], late["round"]) == (0, None)
-    assert late["reason"] == "no answer within 180 seconds (run.timeout)"
+    late = by_client[4]  # again in the next exchange, where that begins before it is done
+    assert {(event["task"], event["round"]) for event in late} == {(0, None)}
+    assert {event["reason"] for event in late} == {"no answer within 180 seconds (run.timeout)"}
     assert rounds(place / "run")[-1]["clients"] == 4  # all but the liar
     assert 3 not in {event["client"] for event in events(place / "run", "lost")}  # it never had anything
     assert near["accuracy"]["aware"] > 90
