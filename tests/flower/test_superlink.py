@@ -151,7 +151,7 @@ def test_faults_of_sites_are_named_and_the_run_finishes(place):
             shell("fedprotip flower submit run.toml --detach", place)
             wait_for(lambda: rounds(place / "run"), 900)
             shell("fedprotip flower up late.toml", place)
-            wait_for(lambda: finished(place / "run"), 900)
+            wait_for(lambda: finished(place / "run"), 1500)
         near = fedprotip.run(given, ["run.engine=local"], out=place / "local")
     failures = events(place / "run", "failure")
     by_client = {one: [event for event in failures if event["client"] == one] for one in (1, 2, 3, 4)}
