@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 
+from fedprotip.paper import costs
 from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, other_ways, points, samples_text
 from fedprotip.store.results import Summary, standing_for
 
@@ -140,11 +141,15 @@ def print_reproduction(
 ) -> None:
     """A line for every row, then our figures beside the published ones; what was not run, and why, is in the files."""
     headings, rows = glance
-    if rows:
-        short = Table(*(Column(heading, overflow="fold") for heading in headings))
-        for row in rows:
-            short.add_row(*map(plain, row))
-        console.print(short)
+    first = len(headings) - len(costs.HEADINGS)
+    for title, columns in (("Accuracy % (forgetting) [published]", (1, first)), ("What it costs", (first, None))):
+        if rows:
+            short = Table(
+                Column(headings[0], overflow="fold", min_width=16), *headings[slice(*columns)], title=plain(title)
+            )
+            for row in rows:
+                short.add_row(*map(plain, (row[0], *row[slice(*columns)])))
+            console.print(short)
     table = Table(Column("row", overflow="fold"), "figure", "ours", "published", "verdict")
     for line in lines:
         if line["seeds"]:
