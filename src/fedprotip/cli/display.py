@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich import console as rich_console
 from rich.markup import escape
 from rich.segment import Segment
@@ -144,12 +145,7 @@ def print_reproduction(
     first = len(headings) - len(costs.HEADINGS)
     for title, columns in (("Accuracy % (forgetting) [published]", (1, first)), ("What it costs", (first, None))):
         if rows:
-            short = Table(
-                Column(headings[0], overflow="fold", min_width=16), *headings[slice(*columns)], title=plain(title)
-            )
-            for row in rows:
-                short.add_row(*map(plain, (row[0], *row[slice(*columns)])))
-            console.print(short)
+            console.print(_narrow(title, [[line[0], *line[slice(*columns)]] for line in (headings, *rows)]))
     table = Table(Column("row", overflow="fold"), "figure", "ours", "published", "verdict")
     for line in lines:
         if line["seeds"]:
@@ -157,6 +153,17 @@ def print_reproduction(
             table.add_row(plain(line["row"]), figure, _stat(line["ours"]), _stat(line["paper"]), line["verdict"])
     console.print(table)
     console.print(f"Written: {plain(', '.join(map(str, paths)))}", soft_wrap=True)
+
+
+def _narrow(title: str, lines: list[list[str]]) -> Table:
+    """Of these lines, headings first, only the first cell of each is broken within a word."""
+    table = Table(title=plain(title), box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for place, cells in enumerate(zip(*lines, strict=True)):
+        longest = max(len(word) for cell in cells for word in cell.split())
+        table.add_column(plain(cells[0]), min_width=12 if place == 0 else longest, overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*map(plain, line))
+    return table
 
 
 def print_methods(console: Console, known: dict[str, dict[str, Any]]) -> None:
