@@ -19,7 +19,7 @@ from fedprotip.methods.parts.distillation import earlier
 from fedprotip.models.state import full_state
 from fedprotip.settings import placed, seen_from
 from tests.methods.parts.test_generator import course
-from tests.methods.test_target import settings
+from tests.methods.test_target import same_gradients, settings
 from tests.sites import Ends
 from tests.small import quick, tensors
 from tests.teachers import learned_site
@@ -177,7 +177,9 @@ def test_the_loss_is_the_published_sum(tmp_path):
     kept = kept + mse_loss(mapped(network, synthetic), mapped(before, synthetic))
     assert class_counts(network, 2) == (4, 6)
     alpha, beta = math.log2(4), math.sqrt(4 / 6)
-    torch.testing.assert_close(found, 0.3 * (1 + 1 / alpha) / beta * new + 0.3 * alpha * beta * kept)
+    expected = 0.3 * (1 + 1 / alpha) / beta * new + 0.3 * alpha * beta * kept
+    torch.testing.assert_close(found, expected)
+    same_gradients(found, expected, network)
 
 
 def test_ten_images_share_a_layer_of_noise_and_others_do_not():

@@ -1,10 +1,14 @@
 """Synthetic images: what is asked of them, against plain computations, and what comes out."""
 
+import math
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedprotip.methods.lander import TextSynthesis
 from fedprotip.methods.parts.distillation import distillation, earlier, soft_cross_entropy
 from fedprotip.methods.parts.generator import Decoder, NormMatch, disagreement, endless
 from fedprotip.methods.target import MetaSynthesis
@@ -167,3 +171,45 @@ def test_the_student_learns_with_all_of_its_weights(site, made):
     for (name, moved), born in zip(student.named_parameters(), new.parameters(), strict=True):
         assert not torch.equal(moved, born), name
     assert len(student.heads) == 2
+
+
+@pytest.mark.parametrize(("name", "kind"), [("target", MetaSynthesis), ("lander", TextSynthesis)])
+def test_the_images_of_the_lowest_loss_are_kept(tmp_path, name, kind):
+    course, shown = iter([3.0, 1.0, 2.0]), []
+    here = learned_site(tmp_path, name, model="mlp", generator_steps=3)
+    synthesis = kind(here, here.method.options)
+
+    def score(images):
+        shown.append(images.detach().clone())
+        return images.sum() * 0.01 + next(course) - images.detach().sum() * 0.01
+
+    kept = synthesis.make(synthesis.targets(), score)
+    assert torch.equal(kept, shown[1])
+    assert not torch.equal(kept, shown[2])
+
+
+def test_a_lesson_is_steps_of_sgd_towards_what_the_teacher_says_of_shaken_images(site):
+    """In training mode, with momentum, at a rate that falls by a cosine over 200 rounds."""
+    options = site.method.options.model_copy(update={"student_steps": 1, "synthesis_batch": 6})
+    synthesis, pool = MetaSynthesis(site, options), torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
+    student, state = deepcopy(synthesis.student).train().requires_grad_(True), synthesis.chance.get_state()
+    for _ in range(2):
+        synthesis._teach(pool)
+        assert not any(parameter.requires_grad for parameter in synthesis.student.parameters())
+        assert not synthesis.student.training
+    synthesis.chance.set_state(state)
+    optimizer = torch.optim.SGD(student.parameters(), 0.005, momentum=0.9, weight_decay=2e-4)
+    for rate in (0.005, 0.005 * (1 + math.cos(math.pi / 200)) / 2):
+        images = pool[torch.randperm(6, generator=synthesis.chance)] / 255
+        inputs = site.look.inputs(site.look.shaken(images, synthesis.chance))
+        with torch.no_grad():
+            told = torch.cat([head(site.network.embed(inputs)) for head in site.network.heads[:2]], 1) / 20
+        features = student.embed(inputs)
+        said = torch.cat([head(features) for head in student.heads], 1) / 20
+        loss = 400 * (told.softmax(1) * (told.log_softmax(1) - said.log_softmax(1))).sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    for name, tensor in full_state(student).items():
+        torch.testing.assert_close(full_state(synthesis.student)[name], tensor, atol=1e-5, rtol=1e-5)
