@@ -6,14 +6,17 @@ import shutil
 import weakref
 
 import pytest
+import torch
 
 import fedprotip
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.parcels import LOST, Ask
+from fedprotip.federation.server import Server
 from fedprotip.messages import Message
 from fedprotip.stream import build_stream
 from fedprotip.stream.holdings import Holding
+from tests.sites import Ends
 from tests.small import quick, results, small, tensors
 from tests.test_resume import checkpoints, stop_after
 
@@ -200,6 +203,70 @@ def test_it_goes_back_with_its_server_by_two_checkpoints(tmp_path, monkeypatch, 
     newest.write_bytes(newest.read_bytes()[:-20])
     fedprotip.resume(tmp_path / "r")
     assert results(tmp_path / "r") == results(undisturbed())
+
+
+@pytest.fixture
+def living_on(monkeypatch):
+    """Clients whose processes outlive their server, as those of sites do."""
+    alive, original = {}, ApartEngine.__init__
+
+    def begin(self, stream, folder):
+        original(self, stream, folder)
+        self._clients = alive
+
+    monkeypatch.setattr(ApartEngine, "__init__", begin)
+    return alive
+
+
+@pytest.mark.parametrize("method", ["fedprotip", "fedavg"])
+def test_its_memory_goes_back_with_its_server(tmp_path, monkeypatch, undisturbed, living_on, method):
+    """By a task and more: what it heard since is not only gone from its disk."""
+    settings = small(APART, "run.checkpoint=50", method={"name": method})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 22)
+        with pytest.raises(KeyboardInterrupt):
+            fedprotip.run(settings, out=tmp_path / "r")
+    newest = checkpoints(tmp_path / "r")[-1]
+    newest.write_bytes(newest.read_bytes()[:-20])
+    assert {client._site.task for client in living_on.values()} == {2}
+    fedprotip.resume(tmp_path / "r")
+    asks = ("ask",)  # they say how far back the server may go, which is further here
+    assert results(tmp_path / "r", asks) == results(undisturbed(method), asks)
+
+
+def test_a_question_of_a_life_that_the_server_went_back_behind_is_not_the_one_of_its_number(tmp_path):
+    """It heard question 2 and the server, which went back, asked another question 2 that never arrived."""
+    settings = small()
+    ends = Ends(settings, tmp_path / "ends")
+    server = Server(settings, ends.method, ends.network, ends.stream)
+    client = Client(tmp_path / "client", Holding(ends.stream, 0))
+
+    def asked(step, since, life, then="", beside=()):
+        ask = Ask("presence", 0, None, step, since, keep=0, life=life, then=then)
+        return client.handle([ask.message(), *beside]).kind
+
+    assert asked(1, None, "a", beside=[server._plan()]) == "presence"
+    assert asked(2, 1, "a", "a") == "presence"
+    assert asked(3, 2, "b", "b") == LOST
+    client.rest()
+    assert asked(3, 2, "b", "b") == LOST
+    assert asked(3, 1, "b", "a") == "presence"
+    assert asked(4, 3, "b", "b") == "presence"
+
+
+def test_what_it_could_not_take_in_is_forgotten(tmp_path):
+    """A parcel that breaks off in the middle leaves nothing that its server does not know of."""
+    settings = small()
+    ends = Ends(settings, tmp_path / "ends")
+    server = Server(settings, ends.method, ends.network, ends.stream)
+    client = Client(tmp_path / "client", Holding(ends.stream, 0))
+    client.handle([Ask("presence", 0, None, 1, None, keep=0).message(), server._plan()])
+    heads = len(client._site.network.labels)
+    model = Message("model", {"start/nothing of the kind": torch.zeros(3)})
+    with pytest.raises(AttributeError):
+        client.handle([Ask("model", 2, 0, 2, since=1, keep=0).message(), model])
+    client.handle([Ask("presence", 0, None, 2, since=1, keep=0).message()])
+    assert len(client._site.network.labels) == heads
 
 
 def test_a_damaged_snapshot_counts_as_lost(tmp_path, before_each, undisturbed):

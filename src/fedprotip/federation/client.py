@@ -49,7 +49,7 @@ class Client:
         self._folder, self._holding, self._cache = SiteFolder(folder), holding, cache
         self._site: Site | None = None
         self._plan = Message(PLAN)
-        self._step: int | None = None  # the last question that was taken in
+        self._stands: tuple[int, str] | None = None  # question, and life of the server, after which it is as on disk
         self._desk = Desk(PlainFolder(folder, folder.parent), signer)
 
     def handle(self, parcel: Parcel) -> Message:
@@ -59,8 +59,9 @@ class Client:
         everything anew.
         """
         ask = Ask.of(parcel[0])
-        if not self._stand_at(ask.since, ask.step):
+        if not self._stand_at(ask):
             return Message(LOST, meta={"since": ask.since})
+        self._stands = None
         for message in parcel[1:]:
             if message.kind != SECURE:
                 self._take(message, ask)
@@ -83,7 +84,7 @@ class Client:
 
     def rest(self) -> None:
         """Give the memory of the model back; the next question finds everything in the folder."""
-        self._site, self._step = None, None
+        self._site = self._stands = None
         self._folder = SiteFolder(self._folder.path)  # the former one holds what it saved last
 
     def close(self) -> None:
@@ -92,19 +93,21 @@ class Client:
         if self._cache:
             self._cache.close()
 
-    def _stand_at(self, since: int | None, step: int) -> bool:
-        """Whether this client holds what it was told up to question `since`; None: it is told everything anew."""
-        if since is None:
-            self._site = None
-            self._plan = Message(PLAN, meta=self._folder.keep_private(before=step).get("plan", {}))
+    def _stand_at(self, ask: Ask) -> bool:
+        """Whether this client holds what it was told up to the question `ask.since`, and nothing that came later.
+
+        None: it is told everything anew.
+        """
+        if ask.since is not None and self._stands == (ask.since, ask.then):
             return True
-        if self._site is not None and self._step == since:
+        self._site = self._stands = None  # a server that goes back must not find anything in memory
+        if ask.since is None:
+            self._plan = Message(PLAN, meta=self._folder.keep_private(before=ask.step).get("plan", {}))
             return True
-        found = self._folder.restore(since)
+        found = self._folder.restore(ask.since, ask.then)
         if found is None:
             return False
         state, groups = found
-        self._step = since
         self._take_plan(Message(PLAN, meta=state["plan"]))
         site = self._site
         assert site is not None
@@ -181,6 +184,6 @@ class Client:
             "known": dict(site.known),
             "start": site.start,
         }
-        state = {"plan": self._plan.meta, "task": site.task, "heads": len(site.network.labels)}
+        state = {"plan": self._plan.meta, "task": site.task, "heads": len(site.network.labels), "life": ask.life}
         self._folder.save(ask.step, state, groups, ask.keep)
-        self._step = ask.step
+        self._stands = ask.step, ask.life

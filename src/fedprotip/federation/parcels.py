@@ -24,6 +24,8 @@ class Ask:
     since: int | None  # the last question that this client was asked; None: it is told everything anew
     keep: int  # the server may go back as far as this question
     phase: str = ""  # of a secure sum; what the phase needs is a message of kind SECURE in the same parcel
+    life: str = ""  # of the server: a name drawn whenever it starts, as one that goes back uses numbers a second time
+    then: str = ""  # the life in which it asked `since`
 
     @property
     def bare(self) -> bool:

@@ -52,6 +52,7 @@ class Progress:
     digests: list[int] = field(default_factory=list)  # finished task → how many digests clients were told
     planned: dict[str, int] = field(default_factory=dict)  # client → tasks of the plan it got
     asked: dict[str, int] = field(default_factory=dict)  # client → the last question it was asked
+    lives: dict[str, str] = field(default_factory=dict)  # client → the life of the server in which that was
     sent: dict[str, list[int]] = field(default_factory=dict)  # client → [task, version] of the last model it got
     knows: dict[str, list[int]] = field(default_factory=dict)  # client → [task, digests of it] that it got
     line: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # exchange → sizes that were in line
@@ -95,6 +96,7 @@ class Server:
         classes = [task.classes for task in stream.tasks]
         self.site = Site(settings, method, network, classes, stream.dataset.image_shape, stream.look)
         self.progress = Progress(run=token_hex(16) if settings.method.secure else "")
+        self._life = token_hex(4)
         self._told: list[Tensors] = []  # tensors of progress.told
         self._first: Tensors = {}  # the model with which the rounds of the task began, as it travels
 
@@ -230,14 +232,16 @@ class Server:
 
     def _told_to(self) -> tuple[dict[str, Any], ...]:
         """Client → what it was told, of several kinds."""
-        return self.progress.planned, self.progress.asked, self.progress.sent, self.progress.knows
+        progress = self.progress
+        return progress.planned, progress.asked, progress.lives, progress.sent, progress.knows
 
     def _parcel(self, client: str, exchange: Exchange, round_: int | None, phase: str) -> Parcel:
         progress = self.progress
         since = progress.asked.get(client)
-        ask = Ask(exchange.name, self.site.task, round_, progress.step, since, progress.steps[0], phase)
+        place, then = (exchange.name, self.site.task, round_), progress.lives.get(client, "")
+        ask = Ask(*place, progress.step, since, progress.steps[0], phase, self._life, then)
         messages = [ask.message()]
-        progress.asked[client] = progress.step
+        progress.asked[client], progress.lives[client] = progress.step, self._life
         if progress.planned.get(client) != len(self.site.classes):
             messages.append(self._plan())
             progress.planned[client] = len(self.site.classes)

@@ -58,13 +58,14 @@ class SiteFolder:
         needed = max((old for old in self.steps() if old <= keep), default=0)
         self._forget(lambda old: old < needed)
 
-    def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Tensors]] | None:
+    def restore(self, step: int, life: str = "") -> tuple[dict[str, Any], dict[str, Tensors]] | None:
         """State and groups after a question, and the private state with them; None where they are not here or damaged.
 
+        life: of the server that asked it; its number alone may be that of one which the server has gone back behind.
         What came after that question is forgotten: the server has gone back and asks anew.
         """
         index = self._index(step)
-        if index is None or not self._intact(index.names):
+        if index is None or index.state.get("life", "") != life or not self._intact(index.names):
             return None
         try:
             groups = {name: self._objects.read(name_of) for name, name_of in index.groups.items()}
