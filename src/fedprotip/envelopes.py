@@ -22,8 +22,10 @@ SWITCHES = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Environment of everything that is Flower's: nothing is reported, looked up or installed."""
+"""Environment of everything that is Flower's: nothing is reported, looked up or installed, and Ray, whose processes run
+whatever they are sent, listens on loopback alone: it does so on those systems, and by this switch on any."""
 
 
 class Pipe(Protocol):

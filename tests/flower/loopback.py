@@ -1,5 +1,6 @@
 """A deployment of real processes on this machine: its commands, what its run has come to, whom it started."""
 
+import ipaddress
 import json
 import os
 import random
@@ -75,6 +76,25 @@ def children(pid):
                 continue
             if parent == pid:
                 found += [(int(entry.name), command), *children(int(entry.name))]
+    return found
+
+
+def listening(pid):
+    """Addresses at which this process and all below it listen."""
+    sockets = set()
+    for process in [pid, *(child for child, _ in children(pid))]:
+        for entry in Path(f"/proc/{process}/fd").glob("*"):
+            with suppress(OSError):
+                sockets.add(os.readlink(entry))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                words = bytes.fromhex(local.partition(":")[0])
+                address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                known = ipaddress.ip_address(address)
+                found.append(getattr(known, "ipv4_mapped", None) or known)
     return found
 
 

@@ -80,6 +80,16 @@ def test_switches_of_flower_are_set_and_its_home_is_ours(tmp_path):
     assert found["PATH"].startswith(str(sys.executable).rpartition("/")[0])
 
 
+def test_nothing_that_this_environment_has_makes_flower_call_others(tmp_path, monkeypatch):
+    """A key of a service would make its SuperLink call that; a proxy would stand between two processes of a site."""
+    for name, value in {"FLWR_MODEL_API_KEY": "x", "FLWR_TELEMETRY_ENABLED": "1", "NO_PROXY": "here"}.items():
+        monkeypatch.setenv(name, value)
+    found = place(tmp_path).environment(tmp_path / "home")
+    assert "FLWR_MODEL_API_KEY" not in found
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert found["NO_PROXY"] == "here,127.0.0.1,localhost"
+
+
 def test_certificates_are_made_once_and_private_ones_are_private(tmp_path):
     x509 = pytest.importorskip("cryptography.x509")
     found = keys.certificates(tmp_path, "server.example")

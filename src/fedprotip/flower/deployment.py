@@ -135,8 +135,17 @@ class Place:
         return settings_file.load(settings_file.joined(raw, self.path.parent)).data, own
 
     def environment(self, home: Path) -> dict[str, str]:
-        """For processes of Flower: its switches, a home that is ours, and the programs of this Python first."""
+        """For processes of Flower: its switches, a home that is ours, and the programs of this Python first.
+
+        No other setting of Flower's that this environment happens to have (some of them make it call services), and no
+        proxy between processes of this machine.
+        """
         programs = str(Path(sys.executable).parent)
         path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
         ours = {"FLWR_HOME": str(home), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
-        return {**os.environ, **SWITCHES, **ours}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+        direct = {
+            name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+            for name in ("NO_PROXY", "no_proxy")
+        }
+        return {**kept, **direct, **SWITCHES, **ours}

@@ -1,12 +1,16 @@
 """Flower's simulation gives the bytes of the local engine: weights, metrics, ledger, events. And its load."""
 
 import json
+import os
 import shutil
 
 import pytest
 
 import fedprotip
+from fedprotip.envelopes import require_flower
+from fedprotip.federation.engines.simulation import started
 from fedprotip.store.memory import status_mb, watched
+from tests.flower.loopback import listening
 from tests.small import REDUCED, quick, results, small
 from tests.watchdog import in_time
 
@@ -62,6 +66,22 @@ def test_a_client_that_fails_is_left_out_and_a_run_goes_on_after_an_interruption
     assert summary["tasks"] == 2
     failures = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if "failure" in line]
     assert {event["client"] for event in failures} == {1}
+
+
+def test_nobody_else_can_reach_its_processes(monkeypatch):
+    """Whoever reaches Ray can run programs: all that it listens on is loopback, whatever cluster is somewhere else."""
+    from flwr.clientapp import ClientApp
+
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    require_flower()
+    with in_time(600):
+        simulation = started(ClientApp(), 1, 1)
+        try:
+            found = listening(os.getpid())
+        finally:
+            simulation.close()
+    assert len(found) > 3
+    assert not [address for address in found if not address.is_loopback]
 
 
 def test_a_hundred_clients_with_messages_of_a_resnet_do_not_fill_the_server(tmp_path, monkeypatch):

@@ -124,7 +124,9 @@ class Simulation:
     def _run(self, app: "ClientApp", nodes: int, workers: int) -> None:
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
+        from ray._private import ray_constants
 
+        ray_constants.ENABLE_RAY_CLUSTER = False  # of an environment without our switch, if Ray was imported in it
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         server = ServerApp()
 
@@ -134,6 +136,7 @@ class Simulation:
             self._stop.wait()
 
         given = {"num_cpus": workers, "log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        given["address"] = "local"  # whatever cluster RAY_ADDRESS names
         config: Any = {"init_args": given, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         try:
             run_simulation(server, app, nodes, backend_config=config)
