@@ -17,6 +17,7 @@ from fedprotip.methods.glfc import GLFC, compensation
 from fedprotip.methods.parts import inversion, proxy, transition
 from fedprotip.methods.parts.training import train
 from fedprotip.models import Network
+from tests.methods.test_target import same_gradients
 from tests.sites import Ends
 from tests.small import quick, results, small
 
@@ -72,19 +73,40 @@ def test_the_loss_is_half_labels_and_half_relations(tmp_path, per_class):
     reduce = (lambda parts: parts.sum(1)) if per_class == "sum" else (lambda parts: parts.mean(1))
     compensated = (w * reduce(F.binary_cross_entropy_with_logits(z, y, reduction="none"))).mean()
     mixed = y.clone()
-    mixed[:, :2] = teacher(images).sigmoid()
+    mixed[:, :2] = teacher(images).sigmoid().detach()
     relations = reduce(F.binary_cross_entropy_with_logits(z, mixed, reduction="none")).mean()
-    assert torch.allclose(found, 0.5 * compensated + 0.5 * relations, atol=1e-6)
+    expected = 0.5 * compensated + 0.5 * relations
+    assert torch.allclose(found, expected, atol=1e-6)
+    same_gradients(found, expected, site.network)  # weights have none
 
 
-def test_in_the_first_task_every_sample_counts_alike(tmp_path):
+@pytest.mark.parametrize("taught", [False, True])
+def test_in_the_first_task_every_sample_counts_alike(tmp_path, taught):
+    """A teacher there may be, where clients notice tasks by themselves: it knows nothing older."""
     parts = ends(tmp_path)
     local = parts.local(0)
-    local.scratch["teacher"] = None
+    local.scratch["teacher"] = proxy.model_of(local.network, 0.5 * proxy.flat(local.network), 1) if taught else None
     images, labels = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 1, 0, 1])
     y = F.one_hot(labels, 2).float()
     expected = F.binary_cross_entropy_with_logits(local.network(images), y, reduction="sum") / 5
     assert torch.allclose(parts.method.loss(local, images, labels), expected)
+
+
+def test_a_teacher_speaks_of_earlier_tasks_alone(tmp_path):
+    """One that has begun to learn the task under way is no teacher of it."""
+    site = ends(tmp_path).site(task=1)
+    teacher = proxy.model_of(site.network, proxy.flat(site.network), 2)
+    images, targets = torch.randn(3, 1, 8, 8), F.one_hot(torch.tensor([0, 2, 3]), 4).float()
+    found = transition.softened(teacher, images, targets, 1)
+    assert torch.equal(found[:, 2:], targets[:, 2:])
+    torch.testing.assert_close(found[:, :2], teacher(images)[:, :2].sigmoid())
+
+
+def test_a_class_belongs_to_the_last_task_that_has_it(tmp_path):
+    site = ends(tmp_path, stream={"tasks": 2, "task_size": 4, "overlap": 1}).site(task=1)
+    assert site.network.labels == [(0, 1, 2, 3), (3, 4, 5, 6)]
+    assert transition.tasks_of(site.network, torch.tensor([0, 3, 4, 2])).tolist() == [0, 1, 1, 0]
+    assert transition.one_hot(site.network, torch.tensor([3])).tolist() == [[0, 0, 0, 1, 1, 0, 0, 0]]
 
 
 def test_the_teacher_receives_no_gradient(tmp_path):
@@ -121,6 +143,32 @@ def test_a_pass_is_as_long_as_samples_and_exemplars(tmp_path):
     batches = list(parts.method.batches(local, iter(own)))
     assert sum(len(labels) for _, labels in batches) == len(local.samples) + 12
     assert len(batches) == -(-parts.method.pass_length(local) // parts.settings.train.batch)
+
+
+def test_as_many_steps_as_asked_whatever_is_replayed(tmp_path):
+    parts = ends(tmp_path, "train.steps=3")
+    site = parts.site()
+    local = parts.local(0, site)
+    transition.remember(local)
+    local = at(site, local, 1)
+    parts.method.begin_round(local)
+    own = [(torch.zeros(20, 1, 8, 8), torch.full((20,), 2)) for _ in range(3)]
+    assert len(list(parts.method.batches(local, iter(own)))) == 3
+
+
+def test_exemplars_vary_as_new_samples_do(tmp_path):
+    parts = ends(tmp_path, "train.augment=standard")
+    site = parts.site()
+    local = parts.local(0, site)
+    transition.remember(local)
+    local = at(site, local, 1)
+    parts.method.begin_round(local)
+    new = torch.full((1, 1, 8, 8), 5.0)
+    own = [(new.expand(len(local.samples), 1, 8, 8), torch.full((len(local.samples),), 2))]
+    images, labels = (torch.cat(part) for part in zip(*parts.method.batches(local, iter(own)), strict=True))
+    kept, again = local.own.get("exemplars")["images"], images[labels < 2]
+    assert len(again) == len(kept)
+    assert not all((image == kept).flatten(1).all(1).any() for image in again)
 
 
 def test_the_memory_is_shared_by_ever_more_classes(tmp_path):
@@ -261,7 +309,48 @@ def test_noticing_tasks_depends_on_no_engine(tmp_path, monkeypatch):
     assert results(tmp_path / "local") == results(tmp_path / "apart")
 
 
+def test_whoever_notices_a_task_learns_from_the_best_model_before_it_is_the_teacher(tmp_path, monkeypatch):
+    """In later rounds from the teacher, which the server has made of it meanwhile."""
+    parts = ends(tmp_path, "method.signal=entropy", "method.threshold=0.5")
+    site = parts.site()
+    weights = proxy.flat(site.network)
+    for name, factor in (("best", 0.5), ("teacher", 0.25)):
+        site.known.update({f"{name}/weights": factor * weights, f"{name}/heads": torch.tensor(1)})
+    entropies(monkeypatch, [0.9, 0.8])
+    for round_, factor in ((0, 0.5), (1, 0.25)):
+        local = at(site, parts.local(0, site), 1, round_)
+        parts.method.begin_round(local)
+        assert torch.equal(proxy.flat(local.scratch["teacher"]), factor * weights)
+
+
 # Prototypes
+
+
+def test_what_is_shown_is_the_gradient_at_the_disturbed_sample_nearest_to_the_mean_of_its_class(tmp_path):
+    parts = ends(tmp_path)
+    site = parts.site(task=1)
+    local, network = parts.local(0, site), site.network
+    images, labels = (torch.cat(part) for part in zip(*local.labelled(64), strict=True))
+    nearest = []
+    for label in (2, 3):
+        mine = images[labels == label]
+        unit = F.normalize(network.embed(mine), dim=1)
+        nearest.append(mine[(unit - unit.mean(0)).norm(dim=1).argmin()])
+    moved = transition.disturbed(network, torch.stack(nearest), torch.eye(4)[2:], 3, 0.2)
+    expected = inversion.gradients_of(proxy.encoder_of(site), moved, torch.tensor([2, 3]))
+    with torch.no_grad():
+        torch.testing.assert_close(transition.shown(local, parts.method.options), expected)
+
+
+def test_a_step_of_a_prototype_is_down_its_own_loss_and_a_little_decay(tmp_path):
+    network = ends(tmp_path).local(0).network
+    images, targets = torch.randn(3, 1, 8, 8), torch.eye(2)[[0, 1, 1]]
+    found = transition.disturbed(network, images, targets, 1, 1e4)
+    for image, target, moved in zip(images, targets, found, strict=True):
+        image = image.requires_grad_()
+        loss = F.binary_cross_entropy_with_logits(network(image[None])[0], target)
+        (slope,) = torch.autograd.grad(loss, image)
+        torch.testing.assert_close(moved, image.detach() * (1 - 1e4 * 1e-5) - 1e4 * slope, rtol=1e-3, atol=1e-2)
 
 
 def test_disturbing_a_prototype_changes_it_towards_its_class(tmp_path):
@@ -335,15 +424,20 @@ def test_prototypes_of_an_earlier_task_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_path):
+def test_the_server_sees_what_clients_showed(tmp_path):
     site = ends(tmp_path, "method.steps=120").site()
     images = torch.randn(2, *site.image_shape, generator=torch.Generator().manual_seed(0))
+    proxy.Prototypes().digest(iter([(0, Message("prototypes", {"gradients": good(site)}))]), site)
+    assert (site.known["monitor/images"][-2:] - images).abs().mean() < 0.1
+
+
+def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_path):
+    site = ends(tmp_path, "method.steps=2").site()
     replies = [(client, Message("prototypes", {"gradients": good(site)} if client else {})) for client in range(3)]
     assert proxy.Prototypes().digest(iter(replies), site) is None
     assert site.known["monitor/labels"].tolist() == [0, 1, 0, 1] * 2
     found = site.known["monitor/images"]
     assert found.shape == (8, *site.image_shape)
-    assert (found[-2:] - images).abs().mean() < 0.1
     proxy.Prototypes().digest(iter([(3, replies[1][1])]), site)  # a late client of the same task
     assert len(site.known["monitor/labels"]) == 12
     proxy.Prototypes().digest(iter([replies[1], (3, replies[1][1])]), site)  # who was heard is not heard again
@@ -352,6 +446,32 @@ def test_the_server_sees_images_of_all_who_showed_some_with_their_labels(tmp_pat
     site.begin_task(1)
     proxy.Prototypes().digest(iter([(0, Message("prototypes", {"gradients": good(site)}))]), site)
     assert site.known["monitor/labels"].tolist() == [2, 3, 2, 3]
+
+
+def test_where_clients_notice_tasks_by_themselves_the_first_of_them_tells_the_server(tmp_path):
+    """It makes the best model the teacher and begins the search anew, once in a task; else a task's begin does."""
+    for signal, told in (("entropy", [True, False]), ("oracle", [False, False])):
+        site = ends(tmp_path / signal, f"method.signal={signal}", "method.steps=2").site(task=1)
+        site.known.update({"best/weights": proxy.flat(site.network), "best/heads": torch.tensor(1)})
+        for client, expected in enumerate(told):
+            site.known["proxy/performance"] = torch.tensor(0.75)
+            reply = client, Message("prototypes", {"gradients": good(site)})
+            message = proxy.Prototypes().digest(iter([reply]), site)
+            assert (message is not None) == expected
+            assert site.known["proxy/performance"] == (0 if expected else 0.75)
+            assert not expected or torch.equal(message.tensors["weights"], site.known["best/weights"])
+
+
+def test_images_are_judged_by_running_statistics_and_do_not_change_them(tmp_path):
+    site = ends(tmp_path, model={"name": "small_cnn", "width": 4, "depth": 2}).site()
+    images = 3 + torch.randn(5, *site.image_shape)
+    site.known.update({"monitor/images": images, "monitor/labels": torch.zeros(5, dtype=torch.int64)})
+    before = proxy.flat(site.network)
+    with torch.no_grad():
+        expected = site.network.eval().embed(images)
+    site.network.train()
+    torch.testing.assert_close(proxy.monitor_features(site)[0], expected)
+    assert torch.equal(proxy.flat(site.network), before)
 
 
 def test_the_best_model_of_a_task_teaches_the_next(tmp_path, monkeypatch):

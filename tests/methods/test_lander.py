@@ -2,6 +2,7 @@
 
 import math
 import sys
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +183,19 @@ def test_the_loss_is_the_published_sum(tmp_path):
     same_gradients(found, expected, network)
 
 
+def test_in_the_first_task_it_is_cross_entropy_and_the_pull_as_they_are(tmp_path):
+    ends = Ends(lander("train.augment=none"), tmp_path)
+    site = ends.site({"text/0": anchors(ends)})
+    local, network = ends.local(0, site), site.network
+    images, labels = ends.stream.train_batch(0, ends.stream.tasks[0].train[:8])
+    site.method.begin_round(local)
+    mapped = network.extras["mapping"](network.embed(images))
+    pulled = mse_loss(mapped, site.known["text/0"][labels]) - 0.015
+    assert pulled > 0
+    expected = cross_entropy(network(images), labels) + 0.5 * pulled
+    torch.testing.assert_close(site.method.loss(local, images, labels), expected)
+
+
 def test_ten_images_share_a_layer_of_noise_and_others_do_not():
     torch.manual_seed(0)
     speaker = Speaker(6, 4, (1, 8, 8), width=4)
@@ -240,6 +254,46 @@ def test_the_looks_of_images_go_on_learning_from_round_to_round(tmp_path):
     for round_ in (1, 2):
         synthesis.make(synthesis.targets(), lambda images: images.sum())
         assert synthesis.looks[0].flatten().tolist() == pytest.approx([0.5 + 0.01 * round_], rel=1e-4)
+
+
+def test_images_are_what_the_speaker_says_of_anchors_with_the_learned_looks(tmp_path):
+    """Every round has new layers of noise, which learn as the generator does."""
+    ends = Ends(lander("method.generator_steps=1"), tmp_path)
+    known = {f"text/{task}": anchors(ends, task) for task in range(2)}
+    synthesis = TextSynthesis(ends.site(known, task=2), ends.method.options)
+    with torch.no_grad():
+        for look, value in zip(synthesis.looks, (0.4, 0.3), strict=True):
+            look.fill_(value)
+    speaker, chance, drawn = deepcopy(synthesis.generator), torch.Generator(), []
+    targets = synthesis.targets()
+    chance.set_state(synthesis.chance.get_state())
+    original = synthesis.generator.layers
+    synthesis.generator.layers = lambda *given: drawn.append(original(*given)) or drawn[-1]
+    found = synthesis.make(targets, lambda images: images.square().sum())
+    layers = speaker.layers(len(targets), chance)
+    with torch.no_grad():
+        made = speaker(torch.cat([known["text/0"], known["text/1"]])[targets], layers)
+    torch.testing.assert_close(found, ((made - 0.4) / 0.3 * 0.376 + 0.305).clamp(0, 1))
+    assert not torch.equal(drawn[0][0], layers[0])
+    before = [parameter.detach().clone() for parameter in synthesis.generator.parameters()]
+    synthesis.make(targets, lambda images: images.square().sum())
+    assert not torch.equal(drawn[1][0], drawn[0][0])
+    assert any(not torch.equal(*pair) for pair in zip(before, synthesis.generator.parameters(), strict=True))
+
+
+def test_every_class_is_wanted_as_often_but_for_a_remainder(tmp_path):
+    ends = Ends(lander("method.synthesis_batch=11"), tmp_path)
+    known = {f"text/{task}": anchors(ends, task) for task in range(2)}
+    synthesis = TextSynthesis(ends.site(known, task=2), ends.method.options)
+    for _ in range(5):
+        counts = torch.bincount(synthesis.targets(), minlength=4)
+        assert counts.sum() == 11
+        assert counts.min() >= 2
+
+
+@pytest.mark.parametrize(("side", "small_map"), [(32, 8), (64, 16), (65, 5), (224, 14)])
+def test_large_images_are_made_in_four_doublings(side, small_map):
+    assert Speaker(6, 4, (3, side, side), width=1).decoder.map[1:] == (small_map, small_map)
 
 
 def test_a_run_says_that_its_embeddings_are_surrogates(tmp_path, monkeypatch):

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import fedprotip
+from fedprotip.methods import lga
 from fedprotip.methods.lga import LGA, balance, copies, radius
 from fedprotip.methods.parts import proxy
 from fedprotip.paper.protocols import protocol
+from tests.methods.test_target import same_gradients
 from tests.sites import Ends
 from tests.small import quick, small
 
@@ -65,10 +67,12 @@ def test_both_terms_have_weights_within_bounds(tmp_path, groups):
     weights = balance(g.detach(), labels // 2, 2, groups == "nested")
     assert weights.min() < 0.5
     weights = weights.clamp(0.5, 5)
-    mixed = torch.cat([teacher(images).sigmoid(), y[:, 2:]], 1)
+    mixed = torch.cat([teacher(images).sigmoid(), y[:, 2:]], 1).detach()
     terms = [F.binary_cross_entropy_with_logits(z, said, reduction="none").sum(1) for said in (y, mixed)]
     expected = 2 * ((weights * terms[0]).mean() + (weights * terms[1]).mean())
-    assert torch.allclose(parts.method.loss(local, images, labels), expected, atol=1e-4)
+    found = parts.method.loss(local, images, labels)
+    assert torch.allclose(found, expected, atol=1e-4)
+    same_gradients(found, expected, site.network)
 
 
 def test_bounds_out_of_order_are_refused():
@@ -135,6 +139,12 @@ def test_first_rounds_of_a_task_are_not_compared(tmp_path, monkeypatch):
         proxy.Monitor().digest(None, site)
         best.append(next(i for i, model in enumerate(models) if torch.equal(model, site.known["best/weights"])))
     assert best == [0, 1, 2, 2]
+    proxy.Teacher().digest(None, site)  # nor are those of the next task
+    for _ in range(2):
+        with torch.no_grad():
+            site.network.heads[0].bias += 1
+        proxy.Monitor().digest(None, site)
+        assert torch.equal(site.known["best/weights"], proxy.flat(site.network))
 
 
 def test_the_cpu_variant_judges_models_in_every_task(tmp_path, monkeypatch):
@@ -154,6 +164,23 @@ def test_a_run_of_which_no_round_is_judged_says_so(tmp_path, ignored, warned):
     (*said,) = Ends(small(f"method.ignored={ignored}", "train.rounds=3", method=LESS), tmp_path).method.cautions()
     assert bool(said) == warned
     assert not warned or "method.ignored = 3 leaves none of train.rounds = 3" in said[0]
+
+
+def test_copies_are_of_their_own_class_and_as_far_as_the_radius_says(tmp_path, monkeypatch):
+    """Classes that do not spread have no noise, however far they are apart."""
+    parts = Ends(small(method=LESS), tmp_path)
+    site, judged, lengths = parts.site(task=1), [], []
+    features = torch.eye(site.network.features)[[1, 0, 1, 0, 1, 0]]
+    monkeypatch.setattr(proxy, "monitor_features", lambda site: (features, torch.tensor([3, 1] * 3)))
+    monkeypatch.setattr(proxy, "accuracy", lambda network, *given: judged.append(given) or 1.0)
+    original = lga.copies
+    monkeypatch.setattr(lga, "copies", lambda *given: lengths.append(given[1]) or original(*given))
+    site.known.update({"proxy/radius": torch.tensor(0.7), "proxy/rounds": torch.tensor(8)})
+    assert parts.method.performance(site) == 1
+    ((found, told),) = judged
+    assert lengths == pytest.approx([0.7, 0.7])
+    assert torch.equal(found, torch.eye(site.network.features)[(told == 3).int()])
+    assert told.bincount().tolist() == [0, 15, 0, 15]
 
 
 def test_noisy_copies_are_judged_from_the_second_task_on(tmp_path, monkeypatch):
