@@ -13,6 +13,7 @@ from fedprotip.federation.secure.ring import Layout, decode, encode
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
 from fedprotip.methods.fot import RATIOS
+from fedprotip.methods.parts.private import gaussian
 from fedprotip.methods.parts.training import Training
 from fedprotip.models import build_network
 from fedprotip.models.capture import capture, find_layers
@@ -30,8 +31,8 @@ def _quick(monkeypatch):
     quick(monkeypatch)
 
 
-def settings(*overrides, **options):
-    return small(*overrides, method={"name": "fot", "threshold": 0.9, **options})
+def settings(*overrides, model=(), **options):
+    return small(*overrides, method={"name": "fot", "threshold": 0.9, **options}, model=dict(model))
 
 
 def answers(ends, known=(), task=0):
@@ -120,6 +121,50 @@ def test_a_task_that_is_known_already_adds_nothing(tmp_path):
     assert all(basis.shape[1] == 0 for basis in merged.tensors.values())
     sketches.receive(merged, server)
     assert server.known["subspaces/ranks/1.weight"].tolist() == [63, 0]
+
+
+def test_every_client_and_task_has_gaussians_of_its_own(tmp_path):
+    """Of two clients with the same samples the sum would else be a sketch of one, twice as long."""
+    ends = Ends(settings(), tmp_path)
+    drawn = [gaussian(ends.local(*place), "sketch", "a", 6, 5) for place in ((0,), (1,), (0, ends.site(task=1)))]
+    assert torch.equal(gaussian(ends.local(0, ends.site()), "sketch", "a", 6, 5), drawn[0])
+    assert not (drawn[0] == drawn[1]).any()
+    assert not (drawn[0] == drawn[2]).any()
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.94, 3), (0.96, 4)])
+def test_the_direction_that_reaches_the_threshold_is_in(tmp_path, share, wanted):
+    """Energies 10, 6, 3, 1 of 20: as few as hold ε of them."""
+    ends = Ends(settings(threshold=share), tmp_path)
+    sketches, server, (message, *_) = answers(ends)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in message.tensors.items()}
+    for name in LAYERS:
+        tensors[name][range(4), range(4)] = torch.tensor([10.0, 6.0, 3.0, 1.0]).sqrt()
+    tensors[RATIOS] = torch.tensor([[7.0, 7.0]] * 2, dtype=torch.float64)
+    bases = sketches.digest(Message("sketch", tensors), server).tensors
+    assert [bases[name].shape[1] for name in LAYERS] == [wanted] * 2
+    assert all(bases[name][4:].abs().max() < 1e-6 for name in LAYERS)
+
+
+def test_half_of_what_is_new_is_less_where_less_is_new(tmp_path):
+    """ε = ½ of everything, of which 0.6 lies outside Φ: a sixth of the residual is missing."""
+    ends = Ends(settings(threshold=0.5), tmp_path)
+    sketches, server, (message, *_) = answers(ends)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in message.tensors.items()}
+    for name in LAYERS:
+        tensors[name][range(20), range(20)] = 1.0
+    for part, wanted in ((10.0, 10), (6.0, 4), (5.0, 0)):
+        tensors[RATIOS] = torch.tensor([[part, 10.0]] * 2, dtype=torch.float64)
+        bases = sketches.digest(Message("sketch", tensors), server).tensors
+        assert [bases[name].shape[1] for name in LAYERS] == [wanted] * 2
+
+
+def test_layers_that_later_tasks_leave_alone_are_not_sketched(tmp_path):
+    frozen = {"name": "small_cnn", "width": 4, "depth": 2, "freeze": "layer1"}
+    ends = Ends(settings(model=frozen), tmp_path)
+    site = ends.site()
+    assert "backbone.0.weight" in site.network.moving  # in this task it does move
+    assert [layer.parameter for layer in ends.method.exchange("sketch").layers(site)] == ["4.weight"]
 
 
 def test_a_layer_that_is_full_is_not_sketched_any_more(tmp_path):

@@ -194,6 +194,61 @@ def test_the_rate_falls_to_nothing_over_all_rounds_of_a_task(ends, monkeypatch):
         assert torch.allclose(falling, 0.01 * (1 - torch.arange(len(falling)) / len(falling)).double(), atol=1e-9)
 
 
+def asked(ends, monkeypatch, rounds, known=()):
+    """What a client's students are trained with: the stack they begin as, and the batches of each, round by round."""
+    from fedprotip.methods import pec
+
+    seen, original = [], pec.fit
+    monkeypatch.setattr(pec, "fit", lambda *given: seen.append((given[0], given[3])) or original(*given))
+    site = begin(ends, known=known)
+    for round_ in range(rounds):
+        averaged(site, answer(ends, 0, site, round_))
+    return site, seen
+
+
+def test_every_epoch_sees_all_samples_of_a_class_in_another_order(tmp_path, monkeypatch):
+    ends = Ends(settings("method.epochs=2", "method.batch=4"), tmp_path)
+    _, ((_, batches),) = asked(ends, monkeypatch, 1)
+    labels = torch.cat([labels for _, labels in ends.local(0).labelled(64)])
+    assert len(batches) == 2
+    for steps in batches:
+        first, second = torch.cat(steps).chunk(2)
+        assert torch.equal(first.sort().values, second.sort().values)
+        assert not torch.equal(first, second)
+        assert len(labels[first].unique()) == 1
+        assert [len(part) for part in steps].count(4) >= len(steps) - 2
+
+
+def test_a_round_goes_on_from_the_mean_of_the_round_before(ends, monkeypatch):
+    site, seen = asked(ends, monkeypatch, 2)
+    (first, _), (second, _) = seen
+    new = new_student(site)
+    for row in range(2):
+        assert torch.equal(first["weight"][row], new["weight"][0])
+        assert not torch.equal(second["weight"][row], new["weight"][0])
+    found = recalled(site.known, "students")
+    assert found["weight"].shape == second["weight"].shape
+    assert not torch.equal(found["weight"], second["weight"])
+
+
+def test_rounds_are_its_own_or_those_of_all_methods():
+    assert [create_method(settings(f"method.rounds={rounds}")).rounds(0) for rounds in (0, 5)] == [2, 5]
+
+
+def test_answers_are_judged_by_the_teacher_that_students_learned_from(ends):
+    site = begin(ends)
+    averaged(site, answer(ends, 0, site), answer(ends, 1, site))
+    found = recalled(site.known, "students")
+    images = torch.randn(6, 1, 8, 8, generator=chance())
+    wanted = taught(ends.local(2, site), images)
+    with torch.no_grad():
+        said = [one_of(found, row)(images) for row in range(2)]
+    expected = torch.stack([-(out - wanted).square().mean(1) for out in said], 1)
+    answers = assemble(ends.method.answering(), ends.network, site.known, site.classes[:1])
+    scores = answers.experts["students"](Features.none(images))
+    torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-4)
+
+
 def told(site, weights, fill):
     """A reply whose students of class c are full of fill[c]."""
     tensors = {"weights": torch.tensor(weights)}

@@ -62,6 +62,28 @@ def test_a_batch_has_new_samples_and_kept_ones_and_a_review_only_those(ends):
     assert torch.equal(found.sort().values, local.own.get("reservoir")["labels"].sort().values)
 
 
+def test_kept_samples_join_a_batch_once_each_and_others_join_the_next(ends):
+    local = begun(ends, 0, ends.site())
+    own = [(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)) for _ in range(2)]
+    first, second = (images for images, _ in ends.method.batches(local, iter(own)))
+    assert len(first.flatten(1).unique(dim=0)) == 12
+    assert not torch.equal(first, second)
+    assert len(torch.cat([first, second]).flatten(1).unique(dim=0)) > 12
+
+
+def test_the_second_view_is_made_as_the_settings_say(tmp_path):
+    chosen = {"crop": 0.4, "flip": 0.9, "jitter": 0.1, "grey": 0.6, "temperature": 0.3}
+    ends = Ends(settings(method={**OPTIONS, **chosen}), tmp_path)
+    local = begun(ends, 0, ends.site())
+    images, labels = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    chance, pixels = local.chance("views"), ends.stream.pixels
+    other = pixels.normalised(second_look(pixels.scaled(images), Views(0.4, 0.9, 0.1, grey=0.6), chance))
+    network = local.network
+    unit = F.normalize(network.extras[PROJECTION](network.embed(torch.cat([images, other]))))
+    expected = contrast(unit, torch.cat([labels, labels]), 0.3)
+    torch.testing.assert_close(ends.method.loss(local, images, labels), expected)
+
+
 def test_kept_samples_vary_as_new_ones_do(tmp_path):
     ends = Ends(settings("train.augment=standard"), tmp_path)
     local = begun(ends, 0, ends.site())
@@ -165,6 +187,8 @@ def test_the_nearest_prototype_answers(ends):
     features = torch.randn(30, ends.network.features, generator=torch.Generator().manual_seed(1))
     nearest = torch.cdist(F.normalize(features), means).argmin(1)
     assert torch.equal(answers.agnostic(answers.hear(Features(features, features))), nearest)
+    scores = answers.experts["prototypes"](Features(features, features))
+    torch.testing.assert_close(scores, -torch.cdist(F.normalize(features), means).square(), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

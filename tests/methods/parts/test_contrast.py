@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedprotip.methods.parts.contrast import contrast
-from fedprotip.methods.parts.views import Views, brightness, cropped, second_look, turned
+from fedprotip.methods.parts.views import Views, brightness, coloured, cropped, second_look, turned
 
 
 def by_loops(views, labels, temperature):
@@ -86,3 +86,47 @@ def test_turning_colours_keeps_greys_and_comes_round():
     assert torch.allclose(turned(grey, third), grey, atol=1e-6)
     assert torch.allclose(turned(images, third), images.roll(1, 1), atol=1e-6)  # red becomes green
     assert torch.allclose(turned(turned(turned(images, third), third), third), images, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_change_by_the_chance_of_jitter_and_after_the_crop(channels):
+    images, how = torch.rand(40, channels, 6, 6, generator=chance()), {"grey": 0.0, "crop": 0.5}
+    numbers = torch.rand(40, 11, generator=chance(1))
+    plain = cropped(images, 0.5, numbers[:, :4], numbers[:, 4] < 0.5)
+    torch.testing.assert_close(second_look(images, Views(jitter=0.0, **how), chance(1)), plain)
+    all_changed = second_look(images, Views(jitter=1.0, **how), chance(1))
+    torch.testing.assert_close(all_changed, coloured(plain, 0.4 * (2 * numbers[:, 5:9] - 1)))
+    some = second_look(images, Views(jitter=0.3, **how), chance(1))
+    share = (some == plain).flatten(1).all(1).float().mean()
+    assert 0.4 < share < 0.95
+
+
+def test_every_colour_changes_by_its_own_number_and_no_image_by_another():
+    images = 0.3 + 0.4 * torch.rand(4, 3, 5, 5, generator=chance())
+    grey, mean = brightness(images), brightness(images).mean((2, 3), keepdim=True)
+    wanted = {
+        0: images * 1.2,
+        1: mean + (images - mean) * 1.2,
+        2: grey + (images - grey) * 1.2,
+        3: turned(images, torch.full((4, 1, 1, 1), 0.05)),
+    }
+    for place, expected in wanted.items():
+        changes = torch.zeros(4, 4)
+        changes[:, place] = 0.2
+        torch.testing.assert_close(coloured(images, changes), expected.clamp(0, 1), atol=1e-5, rtol=1e-4)
+    changes = 0.4 * (2 * torch.rand(4, 4, generator=chance(1)) - 1)
+    alone = torch.cat([coloured(images[[row]], changes[[row]]) for row in range(4)])
+    torch.testing.assert_close(coloured(images, changes), alone)
+
+
+def test_a_crop_is_from_three_to_four_up_to_four_to_three():
+    slope = torch.linspace(0, 1, 24)
+    shares = []
+    for ratio in (0.0, 0.5, 1.0):
+        numbers = torch.tensor([[0.0, ratio, 0.5, 0.5]])
+        across, down = (
+            cropped(image[None, None], 0.25, numbers, torch.tensor([False]))
+            for image in (slope.expand(24, 24), slope[:, None].expand(24, 24))
+        )
+        shares.append(((across.max() - across.min()) / (down.max() - down.min())).item())
+    assert shares == pytest.approx([3 / 4, 1, 4 / 3], rel=0.01)
