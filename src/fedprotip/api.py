@@ -41,6 +41,7 @@ from fedprotip.store.folder import ANSWERS, MEMORY, RunFolder, explained, free_p
 from fedprotip.store.records import one_line
 from fedprotip.store.results import Memory
 from fedprotip.stream import Stream, build_stream, check_clients, spelled_out
+from fedprotip.stream.advice import alike_warnings
 from fedprotip.stream.changes import Standing, check_data
 from fedprotip.stream.inspection import check_images
 from fedprotip.stream.kept import Settled, grown
@@ -144,6 +145,9 @@ def extend(
     stream = _stream_of(folder, settings, old.stream.tasks)
     check(_without_weights(settings), stream)
     check_data(folder, stream, Standing(old.stream.tasks, rereads=settings.run.geometry > 0), accept_data)
+    observers = list(observers)
+    for text in alike_warnings(stream.dataset) if stream.newcomers else ():
+        _notify(observers, Warned(text=text))
     if isinstance(old.stream.order, list):
         raw["stream"]["order"] = grown(old.stream.order, stream.newcomers)
     with explained(folder.path), folder.locked():

@@ -28,7 +28,7 @@ def no_class_folders(here):
 
 
 def no_columns(here):
-    (here / "t.csv").write_text("file;class\n1.png;cat\n")
+    (here / "t.csv").write_text("picture;kind\n1.png;cat\n")
     return own(here, "t.csv")
 
 
@@ -114,7 +114,7 @@ BAD = {
     "wrong weights path": (lambda here: [f"model.weights={here / 'gone.pth'}"], ["gone.pth' is not a file"]),
     "empty root": (lambda here: ["data.name=domainnet", f"data.root={here}"], ["has no domainnet/clipart and 17 more"]),
     "no class folders": (no_class_folders, ["has no class folders"]),
-    "no columns": (no_columns, ["needs the columns path and label; it has file, class"]),
+    "no columns": (no_columns, ["needs the columns path and label; it has picture, kind"]),
     "few WordNet folders": (few_wordnet_folders, ["has 2 folders of WordNet ids", "200 belong there"]),
     "label below 0": (negative_label, ["label -1 of y is out of range"]),
     "label 100": (label_100, ["train.bin: a label is not a whole number from 0 to 99"]),

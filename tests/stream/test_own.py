@@ -13,9 +13,10 @@ import fedprotip
 from fedprotip.errors import UsageError
 from fedprotip.settings import load
 from fedprotip.stream import build_stream, check_clients
-from fedprotip.stream.datasets import load_dataset
+from fedprotip.stream.datasets import index_dataset, load_dataset
 from fedprotip.stream.datasets.own import client_ids
 from fedprotip.stream.images import FileImages
+from fedprotip.stream.kept import NOTHING, Settled
 from tests.stream.trees import class_folders, picture
 
 ON_PICTURES = [
@@ -26,6 +27,9 @@ ON_PICTURES = [
     )
     for word in ("--set", setting)
 ]  # fmt: skip
+
+
+HIDDEN = os.path.join("cat", ".ipynb_checkpoints")
 
 
 def own(source, **more):
@@ -103,7 +107,22 @@ def test_other_files_and_hidden_folders_are_left_alone(tmp_path):
     (tmp_path / "cat" / "Thumbs.db").write_bytes(b"x")
     (tmp_path / "cat" / "._000.png").write_bytes(b"what macOS leaves in archives")
     (tmp_path / ".git").mkdir()
+    picture(tmp_path / "cat" / ".ipynb_checkpoints" / "000-checkpoint.png")
     assert len(own(tmp_path).classes) == 3
+    assert len(own(tmp_path).train_labels) == 24
+    assert own(tmp_path).notes == (f"{tmp_path}: hidden folders, or links, whose images are not read: {HIDDEN}.",)
+
+
+def test_files_that_are_not_read_are_named(tmp_path):
+    class_folders(tmp_path)
+    (tmp_path / "labels.csv").write_text("x")
+    (tmp_path / "dog" / "deep").mkdir()
+    (tmp_path / "dog" / "deep" / "photo.heic").write_bytes(b"x")
+    (tmp_path / "dog" / "more").symlink_to(tmp_path / "cat", target_is_directory=True)
+    picture(tmp_path / ".bird" / "000.png")
+    files, folders = own(tmp_path).notes
+    assert "files that are not read: 2 (dog/deep/photo.heic, labels.csv); images end in .jpg, " in files
+    assert folders.endswith("images are not read: .bird, dog/more.")
     assert len(own(tmp_path).train_labels) == 24
 
 
@@ -172,7 +191,7 @@ def test_numbers_as_labels_are_in_numerical_order(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda rows: [{"file": "x", "label": "y"}], ["needs the columns path and label", "file, label"]),
+        (lambda rows: [{"name": "x", "label": "y"}], ["needs the columns path and label", "name, label"]),
         (lambda rows: [{**rows[0], "label": " "}, *rows[1:]], ["sample 1 has no label"]),
         (lambda rows: [*rows, {"path": "pics/gone.png", "label": "cat"}], ["sample 31", "pics/gone.png", "not exist"]),
         (lambda rows: [{**row, "split": "val"} for row in rows], ["sample 1", "'val'", "train and test"]),
@@ -203,6 +222,22 @@ def test_a_table_from_a_spreadsheet(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert own(tmp_path / "t.csv").classes == ["cat", "dog", "økse"]
     assert found_bytes(own(tmp_path / "t.csv")) == found_bytes(own(write_csv(tmp_path / "plain.csv", rows)))
+
+
+def test_headings_have_any_case(tmp_path):
+    rows = listed(tmp_path, split=lambda name, number: "test" if number < 3 else "train")
+    wanted = own(write_csv(tmp_path / "plain.csv", [row | {"client": 0} for row in rows]))
+    lines = [f"{row['path']},{row['label']},{row['split']},0" for row in rows]
+    for head in ("Path,Label,SPLIT,CLIENT", " File ,Class, Split,client ", '"file",label,split,"Client"'):
+        (tmp_path / "t.csv").write_text("\n".join([head, *lines]), encoding="utf-8")
+        found = own(tmp_path / "t.csv")
+        assert found.notes == ()
+        assert found_bytes(found) == found_bytes(wanted)
+        assert found.test_clients.tolist() == wanted.test_clients.tolist()
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,Label,client", *lines]), encoding="utf-8")
+    refused(lambda: own(tmp_path / "t.csv"), "two columns that are 'label': 'label' and 'Label'; keep one")
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split,file", *lines]), encoding="utf-8")
+    assert own(tmp_path / "t.csv").notes[0].endswith("columns that are not used: file.")
 
 
 def test_a_line_with_too_many_entries_is_one_sentence(tmp_path):
@@ -281,8 +316,35 @@ def test_labels_in_a_column_of_their_own_are_labels(tmp_path):
 
 def test_client_numbers_stand_and_long_ones_are_numbered():
     assert client_ids(["7", "0", "10"])[1].tolist() == [7, 0, 10]
+    assert client_ids(["7", "0", "10"])[0] == [str(number) for number in range(11)]
     assert client_ids(["north", "0", "10"])[1].tolist() == [2, 0, 1]
     assert client_ids(["98765432109876543210", "5", "1234567890"])[1].tolist() == [2, 0, 1]
+
+
+def test_clients_that_are_no_numbers_stay_apart():
+    """1 and 01 are two, and post codes are no reason for ten thousand clients."""
+    assert client_ids(["1", "01", "1", "2"]) == (["01", "1", "2"], pytest.approx([1, 0, 1, 2]))
+    assert client_ids(["10115", "01067", "80331"])[0] == ["01067", "10115", "80331"]
+    assert client_ids(["80331", "10115"])[1].tolist() == [1, 0]
+
+
+def test_clients_keep_their_ids_when_others_come_or_go(tmp_path):
+    rows = listed(tmp_path, per_class=12)
+    for first, then, wanted in (
+        (("1", "2"), ("1", "2", "north"), {"1": 1, "2": 2, "north": 3}),
+        (("01", "1"), ("1", "2"), {"1": 1, "2": 2}),
+        (("north", "south"), ("south", "0"), {"south": 1, "0": 2}),
+    ):
+        kept = NOTHING
+        for names in (first, then):
+            for number, row in enumerate(rows):
+                row["client"] = names[number % len(names)]
+            source = write_csv(tmp_path / "t.csv", rows)
+            settings = load({"data": {"name": "own", "source": str(source)}}).data
+            found = index_dataset(settings, kept)
+            kept = Settled(tuple(found.classes), (), found.clients)
+        assert {found.clients[place] for place in found.train_clients.tolist()} == set(then)
+        assert all(found.clients[place] == name for name, place in wanted.items())
 
 
 # Parquet
@@ -336,7 +398,7 @@ def test_a_damaged_parquet_is_one_sentence(tmp_path):
     for content in (b"", b"PAR1", b"no table at all", whole[: len(whole) // 2]):
         path.write_bytes(content)
         refused(lambda: own(path), "t.parquet is not a Parquet file")
-    refused(lambda: own(write_parquet(path, [{"file": "x", "label": "y"}])), "needs the columns path and label")
+    refused(lambda: own(write_parquet(path, [{"name": "x", "label": "y"}])), "needs the columns path and label")
 
 
 @pytest.mark.slow

@@ -116,13 +116,24 @@ def test_a_finished_run_is_found_again_by_compare(command, tmp_path, monkeypatch
 
 
 def test_columns_and_arrays_that_mean_nothing_are_told(check, tmp_path):
-    (note,) = check(npz(tmp_path / "d.npz", Task=np.zeros(60)), *sets("stream.tasks=2", "clients.count=2"))["notes"]
-    assert note.endswith("arrays that are not used: Task.")
+    (note,) = check(npz(tmp_path / "d.npz", tasks=np.zeros(60)), *sets("stream.tasks=2", "clients.count=2"))["notes"]
+    assert note.endswith("arrays that are not used: tasks.")
     class_folders(tmp_path / "pics", classes=("a", "b"), per_class=20)
     lines = [f"pics/{name}/{i:03d}.png,{name},x" for name in "ab" for i in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,hospital", *lines]))
     notes = check(tmp_path / "t.csv")["notes"]
     assert any(note.endswith("columns that are not used: hospital.") for note in notes)
+
+
+def test_names_that_read_alike_are_warned_of(check, run, tmp_path):
+    names = ("Bee", "bee", "wild bee", "caf\u00e9", "cafe\u0301", "01", "1", "ant")
+    class_folders(tmp_path / "pics", classes=names, per_class=6)
+    (warning,) = (text for text in check(tmp_path / "pics")["warnings"] if "read alike" in text)
+    assert "Classes whose names read alike" in warning
+    for pair in ("'01' and '1'", "'Bee' and 'bee'", "'cafe\\u0301' and 'caf\u00e9'"):
+        assert pair in warning
+    said, _ = run(f"data.source={tmp_path / 'pics'}", "stream.tasks=2", "clients.count=1")
+    assert "read alike are different ones" in " ".join(said.split())
 
 
 # Folders within folders

@@ -182,7 +182,7 @@ def test_arrays_that_claim_or_unpack_to_more_than_there_is_are_refused(tmp_path,
 def test_tables_that_are_none(tmp_path):
     picture(tmp_path / "a.png")
     for text, words in (
-        ("path,label,label\na.png,x,y\n", "two columns 'label'"),
+        ("path,label,label\na.png,x,y\n", "two columns that are 'label'"),
         ("path,label\n\0,x\n", "does not exist"),
         ("path,label\n" + "a" * 5000 + ".png,x\n", "File name too long"),
         ("path,label\na.png\n", "has no label"),

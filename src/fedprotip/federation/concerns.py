@@ -13,6 +13,7 @@ from fedprotip.methods.parts.protection import ROUTING
 from fedprotip.methods.parts.statistics import least
 from fedprotip.models.capture import find_layers
 from fedprotip.store.records import Number
+from fedprotip.stream.advice import alike_warnings
 
 CHANCE = 2.58
 """Standard deviations that two equally good ways differ by in one of a hundred cases."""
@@ -27,6 +28,7 @@ Ways = Mapping[str, Mapping[str, list[Number]]]
 def at_start(server: Server) -> Iterator[str]:
     """Before the first task."""
     yield from server.method.cautions()
+    yield from alike_warnings(server.stream.dataset)
     if server.settings.method.secure_noise and server.settings.method.secure:
         yield stated(server.settings, sum(server.method.rounds(task) for task in range(len(server.stream.tasks))))
     if server.method.protects and not find_layers(server.network.backbone, only_trainable=False):

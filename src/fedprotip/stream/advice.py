@@ -1,13 +1,19 @@
 """Whether clients have enough samples, and how many clients would: one rule behind refusals, warnings and defaults.
 
-So nothing that is advised here is warned of afterwards.
+So nothing that is advised here is warned of afterwards. And whether people can tell names apart that a run tells apart.
 """
+
+import unicodedata
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedprotip.errors import UsageError, listed
+from fedprotip.errors import UsageError, listed, shortened
+from fedprotip.stream.datasets import Dataset
 from fedprotip.stream.stream import Stream
 
+NAMED = 3
+"""Pairs of names that a warning has; the others are counted."""
 THIN = 0.5
 """Share of a task's samples that may lie with clients which have too few of their class."""
 
@@ -39,6 +45,34 @@ def thin_warning(stream: Stream) -> str:
         f"In task {named} most samples lie with clients that have fewer than {minimum} of a class, and class "
         f"statistics leave them out (statistics.minimum); {_advised(stream)}."
     )
+
+
+def alike_warnings(dataset: Dataset) -> Iterator[str]:
+    """Of classes, tasks and clients whose names differ in nothing that people read."""
+    kinds = {"Classes": dataset.classes, "Tasks": dataset.domains, "Clients": dataset.clients}
+    for kind, names in kinds.items():
+        if pairs := _alike(names):
+            yield (
+                f"{kind} whose names read alike are different ones: {shortened(listed(pairs, NAMED))}; "
+                "give them one name where they are the same."
+            )
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """Names that differ in case, spaces, leading zeros or in how Unicode writes a letter, in a way that shows it."""
+    first, found = dict[str, str](), list[str]()
+    for name in names:
+        read = " ".join(unicodedata.normalize("NFKC", name).casefold().replace("_", " ").split())
+        read = read.lstrip("0") or "0" if read.isdecimal() else read
+        if (other := first.setdefault(read, name)) != name:
+            found.append(f"{_spelled(other)} and {_spelled(name)}")
+    return found
+
+
+def _spelled(name: str) -> str:
+    """As it is, or where that hides what it is made of, letter by letter."""
+    same = unicodedata.normalize("NFKC", name) == name and name.isprintable()
+    return repr(name) if same else ascii(name)
 
 
 def enough_clients(stream: Stream, most: int) -> int:

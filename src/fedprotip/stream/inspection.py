@@ -9,7 +9,7 @@ from typing import Any
 
 from fedprotip.errors import FedprotipError, shortened
 from fedprotip.settings import Settings
-from fedprotip.stream.advice import check_clients, thin_warning
+from fedprotip.stream.advice import alike_warnings, check_clients, thin_warning
 from fedprotip.stream.datasets import Dataset, index_dataset
 from fedprotip.stream.images import FileImages, open_rgb
 from fedprotip.stream.pixels import DIM
@@ -57,7 +57,7 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
         "tasks": [],
         "unreadable": unreadable,
         "notes": notes,
-        "warnings": [*_alone(dataset), *_dark(dataset)],
+        "warnings": [*_alone(dataset), *_dark(dataset), *alike_warnings(dataset)],
         "problem": f"Unreadable files: {len(unreadable)}; mend or remove them." if unreadable else "",
         "plan": "",
     }

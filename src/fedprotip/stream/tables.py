@@ -22,6 +22,8 @@ OPTIONAL = ("task", "client", "split")
 COLUMNS = ("path", "label", *OPTIONAL)
 BETWEEN = ",;\t"
 PAIRS = ("x_train", "y_train", "x_test", "y_test")
+CALLED = {"file": "path", "class": "label"}
+"""What others call a column."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,18 @@ def read_folder(folder: Path, folders: str = "auto") -> Table:
 def read_csv(path: Path) -> Table:
     """Columns path and label, and maybe task, client and split; paths are relative to the file.
 
-    Between two columns is whichever of `BETWEEN` stands first in the first line: spreadsheets of many countries write
-    semicolons. Rows of empty cells, which they leave below a table, are none.
+    The first line may have any case. Between two columns is whichever of `BETWEEN` stands first in it: spreadsheets of
+    many countries write semicolons. Rows of empty cells, which they leave below a table, are none.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             between = next((mark for mark in file.readline() if mark in BETWEEN), BETWEEN[0])
             file.seek(0)
             reader = csv.DictReader(file, skipinitialspace=True, delimiter=between)
+            reader.fieldnames = names = _meant(path, "columns", reader.fieldnames or [], COLUMNS)
             rows = [row for row in reader if any(row.values())]
-            names = list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {error}; save it as one.") from None
-    twice = next((name for name in COLUMNS if names.count(name) > 1), "")
-    if twice:
-        raise UsageError(f"{path} has two columns {twice!r}; keep one of them.")
     for number, row in enumerate(rows, 1):
         if None in row:
             raise UsageError(f"{path}: sample {number} has more than the {len(names)} entries of the first line.")
@@ -93,8 +92,13 @@ def read_parquet(path: Path) -> Table:
         raise UsageError(f"Reading {path} needs pyarrow; install it with: pip install pyarrow.") from None
     try:
         with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            rows = file.read([name for name in names if name in COLUMNS]).to_pylist()
+            given = file.schema_arrow.names
+            names = _meant(path, "columns", given, COLUMNS)
+            read = {name: here for name, here in zip(given, names, strict=True) if here in COLUMNS}
+            found = file.read(list(read)).to_pylist()
+            rows = [{read[name]: value for name, value in row.items()} for row in found]
+    except UsageError:
+        raise
     except Exception as error:  # pyarrow has many kinds of errors for a damaged file
         raise UsageError(f"{path} is not a Parquet file: {str(error).splitlines()[0].rstrip('.')}.") from None
     return _from_rows(path, names, rows)
@@ -102,7 +106,8 @@ def read_parquet(path: Path) -> Table:
 
 def read_npz(path: Path) -> Table:
     """x_train, y_train, x_test, y_test, or x, y and maybe task, client, split; `as_images` says what x may be."""
-    found = read_arrays(path)
+    arrays = read_arrays(path)
+    found = dict(zip(_meant(path, "arrays", list(arrays), (*PAIRS, "x", "y", *OPTIONAL)), arrays.values(), strict=True))
     if set(PAIRS) <= set(found):
         parts = [(_pixels(path, f"x_{part}", found), _labels(path, part, found)) for part in PARTS]
         (train, train_labels), (test, test_labels) = parts
@@ -141,6 +146,17 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} is not an npz file of plain arrays.") from None
 
 
+def _meant(path: Path, what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Names of columns or arrays, the known ones as they are called here: Label and FILE are label and path."""
+    plain = [str(name).strip().casefold() for name in names]
+    called = [CALLED[name] if CALLED.get(name) in known and CALLED[name] not in plain else name for name in plain]
+    twice = next((name for name in known if called.count(name) > 1), "")
+    if twice:
+        theirs = " and ".join(repr(name) for name, here in zip(names, called, strict=True) if here == twice)
+        raise UsageError(f"{path} has two {what} that are {twice!r}: {shortened(theirs)}; keep one of them.")
+    return [here if here in known else name for name, here in zip(names, called, strict=True)]
+
+
 def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     if not {"path", "label"} <= set(names):
         raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
@@ -167,8 +183,8 @@ def _beside(table: Path, name: str) -> Path:
 
 
 def _unused(path: Path, what: str, names: Iterable[str], used: Iterable[str]) -> tuple[str, ...]:
-    """A sentence about columns or arrays that mean nothing here: task may be called Task, and would be missed."""
-    others = [str(name) for name in names if name not in used]
+    """A sentence about columns or arrays that mean nothing here: task may be called Tasks, and would be missed."""
+    others = [str(name) for name in names if name not in used and str(name).strip()]
     return (f"{path}: {what} that are not used: {shortened(', '.join(others))}.",) if others else ()
 
 

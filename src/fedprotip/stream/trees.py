@@ -13,10 +13,10 @@ from fedprotip.stream.images import SUFFIXES, is_image, is_no_image
 PARTS = ("train", "test")
 VALIDATION = ("val", "valid", "validation")
 """How others call a part that may be for testing."""
-LEFT_BEHIND = ("__MACOSX",)
-"""Folders that programs leave beside those that were meant."""
+LEFT_BEHIND = ("__MACOSX", "Thumbs.db", "desktop.ini")
+"""What programs leave beside what was meant; so is what has a dot before its name."""
 NAMED = 4
-"""Folders that a sentence names; the others are dots."""
+"""Folders or files that a sentence names; the others are dots."""
 Sample = dict[str, str]
 """What folders say about an image: its path, its label, and maybe task, client and split."""
 
@@ -34,18 +34,22 @@ def read_tree(folder: Path, folders: str) -> tuple[list[Sample], list[str]]:
             f"{folder} has a folder {here.name!r} only; it needs 'train' and 'test'{rename}, or data.folders = 'class' "
             "where it is a class."
         )
+    left: list[Path] = []
     if len(parts) < 2:
-        return _read_levels(folder, folders), _beside(folder)
-    samples = [sample | {"split": part} for part in PARTS for sample in _read_levels(parts[part], folders)]
+        samples = _read_levels(folder, folders, left)
+        return samples, [*_beside(folder), *_unread(folder, left)]
+    samples = [sample | {"split": part} for part in PARTS for sample in _read_levels(parts[part], folders, left)]
     notes = [f"{folder}: only train and test are used, not {_listed(others)}."] if others else []
-    return samples, [*notes, *_beside(folder), *(note for part in PARTS for note in _beside(parts[part]))]
+    notes += [note for one in (folder, *(parts[part] for part in PARTS)) for note in _beside(one)]
+    return samples, [*notes, *_unread(folder, [*_loose(folder), *left])]
 
 
-def _read_levels(folder: Path, folders: str) -> list[Sample]:
-    """Images below folders that mean what `data.folders` says."""
+def _read_levels(folder: Path, folders: str, left: list[Path]) -> list[Sample]:
+    """Images below folders that mean what `data.folders` says; what is not read is added to `left`."""
     level, _, rest = folders.partition("/")
+    left += _loose(folder)
     if not rest:
-        samples = _read_classes(folder)
+        samples = _read_classes(folder, left)
         if folders == "auto":
             _refuse_layers(folder, samples)
         return samples
@@ -55,10 +59,10 @@ def _read_levels(folder: Path, folders: str) -> list[Sample]:
     loose = next(filter(is_image, sorted(folder.iterdir())), None)
     if loose is not None:
         raise UsageError(f"{loose} lies where data.folders asks for a folder per {level}; move or remove it.")
-    return [sample | {level: one.name} for one in within for sample in _read_levels(one, rest)]
+    return [sample | {level: one.name} for one in within for sample in _read_levels(one, rest, left)]
 
 
-def _read_classes(folder: Path) -> list[Sample]:
+def _read_classes(folder: Path, left: list[Path]) -> list[Sample]:
     """Images of a folder per class, however deep they lie in it."""
     samples: list[Sample] = []
     root = folder.resolve()
@@ -67,7 +71,7 @@ def _read_classes(folder: Path) -> list[Sample]:
         same = places.setdefault(one.resolve(), one)
         if same is not one:
             raise UsageError(f"Class {one.name!r} is a link to where {same} is: its images would have two labels.")
-        entries = sorted(one.rglob("*"))
+        entries, aside = _within(one)
         wrong = next(filter(is_no_image, entries), None)
         if wrong is not None:
             raise UsageError(f"{wrong} is called an image but is no file (a link to nothing, a device); remove it.")
@@ -78,6 +82,7 @@ def _read_classes(folder: Path) -> list[Sample]:
                 f"Class {one.name!r} is empty: {one} holds no images ({kinds}); put some there, or remove the folder."
             )
         samples += [{"path": path, "label": one.name} for path in found]
+        left += [*aside, *(path for path in entries if not is_image(path))]
     if not samples:
         raise UsageError(f"{folder} has no class folders; images belong into one folder per class.")
     return samples
@@ -112,12 +117,49 @@ def _beside(folder: Path) -> list[str]:
     return [f"{folder}: {loose} images lie beside the folders and are not used."] if loose else []
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith(".") and path.name not in LEFT_BEHIND
+def _within(folder: Path) -> tuple[list[Path], list[Path]]:
+    """What lies in a folder, however deep, and the folders in it that are not looked into: hidden ones, and links."""
+    entries, aside, ahead = [], [], [folder]
+    while ahead:
+        for path in ahead.pop().iterdir():
+            if not path.is_dir():
+                entries += [path] if _is_meant(path) else []
+            elif path.is_symlink() or not _is_meant(path):
+                aside.append(path)
+            else:
+                ahead.append(path)
+    return sorted(entries), aside
+
+
+def _loose(folder: Path) -> list[Path]:
+    """What lies beside the folders of a folder, and hidden folders; `_beside` tells of images."""
+    return [path for path in folder.iterdir() if not (_is_meant(path) and path.is_dir()) and not is_image(path)]
+
+
+def _unread(folder: Path, left: Sequence[Path]) -> list[str]:
+    """Files that somebody may believe to be read, and folders with images that are not looked into."""
+    files = sorted(str(path.relative_to(folder)) for path in left if _is_meant(path) and not path.is_dir())
+    folders = sorted(str(path.relative_to(folder)) for path in left if path.is_dir() and _holds_images(path))
+    kinds = ", ".join(SUFFIXES)
+    told = (
+        [f"{folder}: files that are not read: {len(files)} ({_listed(files)}); images end in {kinds}."] if files else []
     )
+    if folders:
+        told.append(f"{folder}: hidden folders, or links, whose images are not read: {_listed(folders)}.")
+    return told
+
+
+def _holds_images(folder: Path) -> bool:
+    """Links count as if they did: they may lead anywhere."""
+    return folder.is_symlink() or (folder.name not in LEFT_BEHIND and any(map(is_image, folder.rglob("*"))))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and _is_meant(path))
+
+
+def _is_meant(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name not in LEFT_BEHIND
 
 
 def _listed(names: Sequence[str]) -> str:

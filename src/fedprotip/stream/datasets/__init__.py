@@ -46,7 +46,7 @@ class Dataset:
     size: Size | None = None  # that batches are brought to; None: that of the images
     test_clients: Tensor | None = None
     notes: tuple[str, ...] = ()  # what of the source is not used, or used in a way the user may not expect
-    clients: tuple[str, ...] = ()  # names, when the data calls clients by names instead of numbers
+    clients: tuple[str, ...] = ()  # the name of every id, a number or what the data calls it
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -148,14 +148,15 @@ def numbered_as(dataset: Dataset, kept: Settled) -> Dataset:
     changes: dict[str, Any] = {}
     for key, column in (("classes", "labels"), ("domains", "domains"), ("clients", "clients")):
         before, known = getattr(dataset, key), getattr(kept, key)
-        names = grown(known, before)
+        parts = {part: getattr(dataset, part, None) for part in (f"train_{column}", f"test_{column}")}
+        columns = {part: numbers for part, numbers in parts.items() if numbers is not None}
+        there = {number for numbers in columns.values() for number in numbers.unique().tolist()}
+        names = grown(known, [name for number, name in enumerate(before) if number in there] if known else before)
         if names != list(before):
             place = {name: number for number, name in enumerate(names)}
-            places = torch.tensor([place[name] for name in before], dtype=torch.int64)
+            places = torch.tensor([place.get(name, -1) for name in before], dtype=torch.int64)
             changes[key] = type(before)(names)
-            for part in (f"train_{column}", f"test_{column}"):
-                numbers = getattr(dataset, part, None)
-                changes |= {part: places[numbers]} if numbers is not None else {}
+            changes |= {part: places[numbers] for part, numbers in columns.items()}
     return replace(dataset, **changes)
 
 

@@ -12,6 +12,8 @@ from fedprotip.stream.splits import every_fifth
 from fedprotip.stream.tables import Table, read_source
 from fedprotip.stream.transforms import LARGE_PHOTOS, Augmentation, Size
 
+SPARSE = 10
+"""Numbers of clients are no numbers of clients where fewer than one in so many has samples."""
 NAMED = 3
 """Shapes of images that are named; the others are counted."""
 
@@ -48,12 +50,16 @@ def own(settings: DataSettings) -> Dataset:
 
 
 def client_ids(names: list[str]) -> tuple[list[str], Tensor]:
-    """Names of clients and their ids (n,): names (and numbers too long to count to) in their natural order.
+    """The name of every id, and the ids (n,) of samples.
 
-    Numbers stay as they are, and are no names.
+    Numbers stay as they are, so that some may have no samples. Others are names, in their natural order: 01 beside 1,
+    and post codes, to which nobody would count.
     """
-    if all(name.isdecimal() and len(name) < 10 for name in names):
-        return [], torch.tensor([int(name) for name in names])
+    different = set(names)
+    if all(name.isdecimal() and len(name) < 10 and name == str(int(name)) for name in different):
+        largest = max(map(int, different))
+        if largest < SPARSE * len(different):
+            return [str(client) for client in range(largest + 1)], torch.tensor([int(name) for name in names])
     return _numbered(names)
 
 
