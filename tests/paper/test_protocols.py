@@ -117,6 +117,38 @@ def test_what_the_authors_code_does_otherwise(table, row, differences):
     assert found == always | differences
 
 
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ("cifar100-a0.5-glfc", {"memory": 2000}),
+        ("cifar100-a0.5-target", {"pool": 8000, "synthesis_batch": 256, "synthesis_rounds": 40, "generator_steps": 40}),
+        ("imagenet_r-5-a0.5-glfc", {"memory": 1000}),
+        ("imagenet_r-20-iid-lga", {"memory": 1000}),
+        (
+            "imagenet_r-5-iid-target",
+            {"pool": 12800, "synthesis_batch": 64, "synthesis_rounds": 40, "generator_steps": 40, "bn": 0.1},
+        ),
+        ("imagenet_r-5-iid-lander", {"pool": 12800, "synthesis_batch": 64, "synthesis_rounds": 40, "bn": 1.0}),
+        (
+            "domainnet-o1-iid-target",
+            {"pool": 12800, "synthesis_batch": 64, "synthesis_rounds": 200, "generator_steps": 100, "warmup": 20},
+        ),
+        (
+            "domainnet-o1-a0.2-lander",
+            {"pool": 12800, "synthesis_batch": 64, "synthesis_rounds": 200, "generator_steps": 100, "bounding": 0.5},
+        ),
+        ("domainnet-o1-iid-fot", {"threshold": 0.9, "increment": 0.01}),
+        ("cifar100-iid-fot", {"threshold": 0.87, "increment": 0.01}),
+    ],
+)
+def test_rivals_have_the_settings_of_appendix_e3_for_the_data(row, wanted):
+    known = next(row_ for name in ("table1", "table2") for row_ in protocol(name).rows if row_.name == row)
+    method = settings_file.load(known.at("paper")).method.model_dump()
+    assert {key: method[key] for key in wanted} == wanted
+    (record, *_) = find(**known.published)
+    assert settings_file.load(stated(record).at("paper")).method.model_dump() == method
+
+
 def test_scales_differ_in_budget_only():
     row = protocol("table1").row("cifar100-a0.5-fedprotip")
     paper, cpu = row.at("paper"), row.at("cpu")
