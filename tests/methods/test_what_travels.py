@@ -130,7 +130,7 @@ def test_the_first_table_says_what_the_methods_say_of_themselves():
         method = base._methods[name]
         assert (routed == "yes") == method.routes, name
         assert (domains == "yes") == ("domain" in method.scenarios), name
-        assert ("raw" in kept) == ("raw" in method.about.stores or name == "joint"), name
+        assert ("raw" in kept) == ("raw" in method.about.stores) == ("may keep" in method.about.needs), name
         assert ("synthetic" in kept) == ("synthetic" in method.about.stores), name
         target = re.search(r"\((.*?)\)$", page)[1]
         if target.startswith("#"):

@@ -33,7 +33,9 @@ class LDA(Method):
     """Gaussians with one covariance around the class means: linear discriminant analysis."""
 
     name = "lda"
-    about = About("class Gaussians of frozen features, in closed form", sends="class sums, once a task")
+    about = About(
+        "class Gaussians of frozen features, in closed form", sends="sums and products of features, once a task"
+    )
     routes = True
     Options: ClassVar[type[MethodSettings]] = LDAOptions
 
@@ -61,7 +63,7 @@ class Ridge(LDA):
     """Least squares to one-hot labels; its outputs are no densities, so the largest one decides."""
 
     name = "ridge"
-    about = About("least squares on frozen features, in closed form", sends="class sums, once a task")
+    about = About("least squares on frozen features, in closed form", sends=LDA.about.sends)
     Options: ClassVar[type[MethodSettings]] = RidgeOptions
 
     def answering(self) -> Answering:

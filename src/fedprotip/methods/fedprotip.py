@@ -133,7 +133,7 @@ class FedProTIP(Method):
     about = About(
         "steps projected away from the subspaces of earlier tasks; tasks found by the same subspaces",
         stores="second moments of features",
-        sends="the model, every round; bases, references and class sums, once a task",
+        sends="the model, every round; bases, references, sums and products of features, once a task",
     )
     routes = True
     protects = True

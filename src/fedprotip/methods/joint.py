@@ -59,7 +59,11 @@ class Everything(Stored):
 @register
 class Joint(Method):
     name = "joint"
-    about = About("trains on the data of all tasks so far at once: the upper bound", stores="all data of all tasks")
+    about = About(
+        "trains on the data of all tasks so far at once: the upper bound",
+        stores="all data of all tasks, raw, at each client",
+        needs="clients that may keep all samples",
+    )
     sees_images = True
     state = (KEPT,)
     Options = JointOptions

@@ -269,7 +269,7 @@ class PEC(Method):
     name = "pec"
     about = About(
         "the class whose student imitates a random teacher best",
-        stores="no samples; the server a student per class",
+        stores="what the teacher says about samples of the task under way; the server a student per class",
         sends="students of the task's classes, every round",
     )
     sees_images = True

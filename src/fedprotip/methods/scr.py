@@ -156,7 +156,8 @@ class SCR(Method):
     about = About(
         "contrastive learning with kept samples, nearest class mean",
         stores="raw samples, in a reservoir at each client",
-        sends="the model and a projection, every round; class prototypes",
+        sends="the model and a projection, every round; class prototypes, once a task",
+        needs="clients that may keep samples",
     )
     sees_images = True
     state = (
