@@ -177,12 +177,18 @@ def test_whoever_knows_the_task_gets_answers_of_it(predictor, stream):
         predictor.predict(images, task=3)
 
 
-def test_a_process_that_answers_never_imports_what_trains(run, stream, tmp_path):
+@pytest.mark.parametrize("method", ["fedprotip", "pec", "scr"])
+def test_a_process_that_answers_never_imports_what_trains(run, stream, tmp_path, monkeypatch, method):
     images, _ = images_of(stream, 0, 3)
+    folder = run[0]
+    if method != "fedprotip":
+        quick(monkeypatch)
+        folder = tmp_path / "run"
+        fedprotip.run(possible(method), out=folder)
     np.save(tmp_path / "images.npy", images.numpy())
     code = (
         "import sys, numpy, fedprotip;"
-        f"found = fedprotip.load({str(run[0])!r}).predict(numpy.load({str(tmp_path / 'images.npy')!r}));"
+        f"found = fedprotip.load({str(folder)!r}).predict(numpy.load({str(tmp_path / 'images.npy')!r}));"
         "bad = ('fedprotip.' + n for n in ('methods', 'federation', 'evaluation', 'report', 'api', 'stream.datasets'));"
         "print(len(found), [n for n in (*bad, 'matplotlib', 'sklearn', 'rich', 'typer') if n in sys.modules])"
     )

@@ -11,12 +11,14 @@ from torch import nn
 import fedprotip
 from fedprotip.errors import UsageError
 from fedprotip.federation.aggregate import combine
+from fedprotip.inference import students
 from fedprotip.inference.assemble import assemble
+from fedprotip.inference.students import new_teacher
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods import create_method
 from fedprotip.methods.exchange import Sender
-from fedprotip.methods.parts import students
-from fedprotip.methods.pec import Handing, Students, new_student, new_teacher, options_of, recalled, remember, taught
+from fedprotip.methods.parts.students import filled, fit
+from fedprotip.methods.pec import Handing, Students, new_student, options_of, recalled, remember, taught
 from fedprotip.models.heads import Features
 from tests.sites import Ends
 from tests.small import quick, results, small, tensors
@@ -91,7 +93,7 @@ def test_side_by_side_every_student_makes_the_steps_of_adam_on_its_own_samples()
         [torch.tensor([3, 4]), torch.tensor([5]), torch.tensor([6, 7])],
     ]
     rates = [0.01 * (1 - torch.arange(len(steps)) / 4) for steps in batches]
-    learned, error = students.fit(made, images, targets, batches, rates)
+    learned, error = fit(made, images, targets, batches, rates)
     first = []
     for c, steps in enumerate(batches):
         module = one_of(made, c)
@@ -289,7 +291,7 @@ def test_a_class_that_comes_again_goes_on_from_its_student(ends):
     handed = Handing().digest(None, site)
     Handing().receive(handed, site)
     assert handed.tensors["labels"].tolist() == [2]
-    start = students.filled(new_student(site), recalled(site.known, "current"), torch.tensor([2, 3]))
+    start = filled(new_student(site), recalled(site.known, "current"), torch.tensor([2, 3]))
     assert torch.equal(start["weight"][0], again["weight"][0])
     assert torch.equal(start["weight"][1], new_student(site)["weight"][0])
     found = averaged(site, told(site, [2, 2], [1.0, 1.0]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedprotip.inference import experts, routers
+from fedprotip.inference import experts, prototypes, routers, students
 from fedprotip.inference.answers import Inference, Way
 from fedprotip.inference.calibration import Calibration, best_way
 from fedprotip.inference.candidates import Candidates
@@ -11,7 +11,7 @@ from fedprotip.models import Network
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering, Options
 
-__all__ = ["assemble", "experts", "routers"]  # the last two register what is built in
+__all__ = ["assemble", "experts", "prototypes", "routers", "students"]  # the last four register what is built in
 
 
 def assemble(answering: Answering, network: Network, knowledge: Tensors, classes: Sequence[Sequence[int]]) -> Inference:

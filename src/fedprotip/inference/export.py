@@ -29,10 +29,13 @@ from torch import Tensor, nn
 from fedprotip.errors import FedprotipError, RunError, UsageError
 from fedprotip.inference.answers import Heard, Inference, Routed, Way
 from fedprotip.inference.candidates import Candidates
+from fedprotip.inference.parts import Expert
 from fedprotip.inference.predictor import RELEVANCE, Predictor
 from fedprotip.inference.route import CosineRouter
 from fedprotip.inference.routers import Vote
-from fedprotip.store.files import write_atomic
+from fedprotip.inference.students import GRID, StudentsExpert
+from fedprotip.inference.students import outputs as students_say
+from fedprotip.store.files import Tensors, write_atomic
 from fedprotip.store.folder import is_run
 from fedprotip.store.records import one_line
 from fedprotip.stream.plan import Pixels
@@ -121,6 +124,28 @@ class AllAtOnce(CosineRouter):
         return self._votes(nn.functional.normalize(relevance, dim=1), unit)
 
 
+class Undivided(StudentsExpert):
+    """Students without parts, likewise; their maps are pooled by products, as ONNX cannot where cells overlap."""
+
+    def compared(self, students: Tensors, teacher: Tensors, images: Tensor) -> Tensor:
+        rows, columns = (_cells(int(side)) for side in images.shape[2:])
+
+        def pool(maps: Tensor) -> Tensor:
+            return rows @ maps @ columns.T
+
+        error = students_say(students, images, pool) - students_say(teacher, images, pool)
+        return -error.square().mean(2)
+
+
+def _cells(side: int) -> Tensor:
+    """What pooling makes of a side, as a product: (GRID, side)."""
+    found = np.zeros((GRID, side), np.float32)
+    for cell in range(GRID):
+        first, end = cell * side // GRID, -(-(cell + 1) * side // GRID)
+        found[cell, first:end] = 1 / (end - first)
+    return torch.from_numpy(found)
+
+
 class Added(Candidates):
     """Sums over the candidates of a label as a product."""
 
@@ -148,13 +173,20 @@ def _portable(inference: Inference) -> Inference:
     """The same answers from what a graph can hold, without the ways that have no part in them."""
     candidates = Added(inference.candidates.labels, inference.candidates.tasks)
     ways = {name: _whole(way) for name, way in inference.ways.items() if name in (inference.chosen, RELEVANCE)}
-    return Portable(candidates, inference.experts, ways, inference.chosen, inference.calibration)
+    experts = {name: _undivided(expert) for name, expert in inference.experts.items()}
+    return Portable(candidates, experts, ways, inference.chosen, inference.calibration)
 
 
 def _whole(way: Way) -> Way:
     if not isinstance(way.router, Vote):
         return way
     return replace(way, router=Vote(AllAtOnce(way.router.cosine.bases, way.router.cosine.references)))
+
+
+def _undivided(expert: Expert) -> Expert:
+    if not isinstance(expert, StudentsExpert):
+        return expert
+    return Undivided(expert.students, expert.teacher, expert.rows, expert.known)
 
 
 def export(predictor: Predictor, path: str | Path) -> None:

@@ -7,43 +7,29 @@ student is least wrong about it. A new class adds a student and touches no other
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.inference import Context, expert
-from fedprotip.inference.parts import Expert
+from fedprotip.inference.students import STUDENTS, Size, born, new_teacher, outputs_in_parts
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.presence import check_samples
-from fedprotip.methods.parts.students import (
-    FORMS,
-    Size,
-    born,
-    chosen,
-    empty,
-    filled,
-    fit,
-    merged,
-    outputs_in_parts,
-    scores,
-)
+from fedprotip.methods.parts.students import FORMS, chosen, empty, filled, fit, merged
 from fedprotip.methods.parts.training import SHORT
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
-from fedprotip.models.heads import Features
 from fedprotip.settings import MethodSettings
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
-STUDENTS, CURRENT, TARGETS = "students", "current", "targets"
-"""All students, at the server; those of the task under way, everywhere; what the teacher says, at a client."""
+CURRENT, TARGETS = "current", "targets"
+"""Students of the task under way, everywhere; what the teacher says, at a client. All students, STUDENTS, are at the
+server."""
 UPDATE = "update of a student"
 
 
@@ -74,10 +60,6 @@ def student_size(site: Site) -> Size:
 def new_student(site: Site) -> Tensors:
     """Every student begins as this one."""
     return born(student_size(site), site.settings.run.seed, "student")
-
-
-def new_teacher(channels: int, width: int, outputs: int, seed: int) -> Tensors:
-    return born(Size(channels, width, outputs), seed, "teacher")
 
 
 def recalled(known: Knowledge | Tensors, group: str) -> Tensors:
@@ -222,46 +204,6 @@ def taught(local: Local, images: Tensor) -> Tensor:
         kept = {"values": outputs_in_parts(teacher, images)[:, 0].cpu(), "task": torch.tensor(local.task)}
         local.own.put(TARGETS, kept)
     return kept["values"]
-
-
-@dataclass(frozen=True)
-class StudentsExpert:
-    """Score of a class: minus the mean squared error of its student; a class that nobody learned never wins."""
-
-    students: Tensors
-    teacher: Tensors
-    rows: Tensor  # (C,) the student of every candidate
-    known: Tensor  # (C,) whether it has one
-    on_images: ClassVar[bool] = True
-
-    def __call__(self, features: Features) -> Tensor:
-        images = features.images
-        assert images is not None, "this expert sees images"
-        if not self.known.any():
-            return torch.full((len(images), len(self.rows)), -torch.inf)
-        students, teacher = (
-            {name: tensor.to(images.device) for name, tensor in stack.items()}
-            for stack in (self.students, self.teacher)
-        )
-        found = scores(students, teacher, images).cpu()
-        return torch.where(self.known, found[:, self.rows], -torch.inf)
-
-
-@expert(STUDENTS)
-def _students(given: Context) -> Expert:
-    students = recalled(given.knowledge, STUDENTS)
-    labels = students.pop("labels")
-    _, width, channels, *_ = students["kernel"].shape
-    outputs = students["bias"].shape[1]
-    for name, shape in Size(channels, width, outputs).shapes(len(labels)).items():
-        if students[name].shape != shape or students[name].dtype != torch.float32:
-            raise ValueError(f"{STUDENTS}/{name} is no stack of {len(labels)} students")
-    if labels.dim() != 1 or any(not tensor.isfinite().all() for tensor in students.values()):
-        raise ValueError("labels of students are no row, or one has weights that are not finite")
-    match = given.candidates.labels[:, None] == labels
-    rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
-    teacher = new_teacher(channels, int(given.options["width"]), outputs, int(given.options["seed"]))
-    return StudentsExpert(students, teacher, rows, match.any(1))
 
 
 @register

@@ -5,15 +5,13 @@ reservoir. No head answers, but the nearest class mean of the features of kept s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedprotip.inference import Context, expert
-from fedprotip.inference.parts import Expert
+from fedprotip.inference.prototypes import PROTOTYPES
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange, Sender
@@ -26,14 +24,13 @@ from fedprotip.methods.parts.training import falling
 from fedprotip.methods.parts.views import Views, second_look
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
-from fedprotip.models.heads import Features
 from fedprotip.models.prefix import InputBatch
 from fedprotip.models.steps import Inputs
 from fedprotip.settings import MethodSettings
 from fedprotip.store.files import Tensors
 from fedprotip.stream.plan import Answering
 
-RESERVOIR, PROTOTYPES, PROJECTION = "reservoir", "prototypes", "projection"
+RESERVOIR, PROJECTION = "reservoir", "projection"
 LONGER = 1e-4
 """How much longer than their number a sum of unit vectors may be, as a share, by rounding."""
 
@@ -123,31 +120,6 @@ class Prototypes(Exchange):
         known = combined.tensors["counts"] > 0
         site.known[f"{PROTOTYPES}/labels"] = labels_so_far(site)[known]
         site.known[f"{PROTOTYPES}/means"] = F.normalize(combined.tensors["sums"][known])
-
-
-@dataclass(frozen=True)
-class NearestPrototype:
-    """Score of a class: minus the squared distance of a unit feature to its prototype; without one it never wins."""
-
-    means: Tensor  # (p, d) unit vectors
-    rows: Tensor  # (C,) the prototype of every candidate
-    known: Tensor  # (C,) whether it has one
-
-    def __call__(self, features: Features) -> Tensor:
-        if not self.known.any():
-            return torch.full((len(features), len(self.rows)), -torch.inf)
-        products = F.normalize(features.final.cpu()) @ self.means.T
-        return torch.where(self.known, 2 * products[:, self.rows] - 2, -torch.inf)
-
-
-@expert(PROTOTYPES)
-def _prototypes(given: Context) -> Expert:
-    labels, means = (given.knowledge[f"{PROTOTYPES}/{part}"] for part in ("labels", "means"))
-    if means.shape != (*labels.shape, given.network.features) or labels.dim() != 1 or not means.isfinite().all():
-        raise ValueError(f"prototypes of shape {tuple(means.shape)} for {len(labels)} classes, or not finite")
-    match = given.candidates.labels[:, None] == labels
-    rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
-    return NearestPrototype(means, rows, match.any(1))
 
 
 @register

@@ -1,23 +1,15 @@
-"""Small networks, one for every class, and the random one that they imitate: a stack of them runs in one pass.
-
-A stack is named tensors whose first size is the number c of networks: a 3 × 3 convolution (`kernel`), a norm of every
-map of every image by itself (`gain`, `shift`), ReLU, the mean over a grid of 4 × 4, a linear layer (`weight`, `bias`).
-The convolution has no bias, which the norm would take away again.
-"""
+"""Learning the small networks of Fed+PEC, those of a client side by side; and stacks of them with their labels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedprotip.inference.students import Size, outputs
 from fedprotip.methods.state import Form
-from fedprotip.seeds import torch_stream
 from fedprotip.store.files import Tensors
 
-GRID = 4
 FORMS = {
     "labels": Form("c", torch.int64),
     "kernel": Form("c w i 3 3"),
@@ -27,76 +19,8 @@ FORMS = {
     "bias": Form("c m"),
 }
 """A stack as it is kept: with the labels of its networks."""
-FEW, AT_ONCE = 4, 2**20
-"""Images that pass together, and numbers of their maps: larger ones leave the processor's cache and take six times as
-long."""
-TOGETHER = 256
-"""Images whose outputs are held at once."""
-MOST = 2**28
-"""Weights that a network has at most: a plan of a stranger may ask for any."""
 BETAS, TINY = (0.9, 0.999), 1e-8
 """Of Adam."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Of one network."""
-
-    channels: int  # of images
-    width: int  # maps
-    outputs: int
-
-    def shapes(self, count: int) -> dict[str, tuple[int, ...]]:
-        """Of a stack of so many."""
-        return {
-            "kernel": (count, self.width, self.channels, 3, 3),
-            "gain": (count, self.width),
-            "shift": (count, self.width),
-            "weight": (count, self.outputs, self.width * GRID**2),
-            "bias": (count, self.outputs),
-        }
-
-
-def born(size: Size, seed: int, purpose: str) -> Tensors:
-    """A stack of one: the same on every machine, by seed and purpose alone."""
-    if size.width * (size.outputs * GRID**2 + 9 * size.channels) > MOST:
-        raise ValueError(f"a network of {size} has more than {MOST:,} weights")
-    chance = torch_stream(seed, purpose)
-    bounds = {"kernel": 9 * size.channels, "weight": size.width * GRID**2, "bias": size.width * GRID**2}
-    made = {}
-    for name, shape in size.shapes(1).items():
-        if name in bounds:
-            made[name] = (2 * torch.rand(shape, generator=chance) - 1) * bounds[name] ** -0.5
-        else:
-            made[name] = torch.full(shape, 1.0 if name == "gain" else 0.0)
-    return made
-
-
-def outputs(stack: Tensors, images: Tensor) -> Tensor:
-    """(n, c, m) for images (n, i, h, w) that all c networks see, or (n, c, i, h, w): each sees its own."""
-    kernel, count = stack["kernel"].flatten(0, 1), len(stack["kernel"])
-    own = images.dim() == 5
-    maps = F.conv2d(images.flatten(1, 2) if own else images, kernel, padding=1, groups=count if own else 1)
-    maps = F.group_norm(maps, len(kernel), stack["gain"].flatten(), stack["shift"].flatten()).relu_()
-    pooled = F.adaptive_avg_pool2d(maps, GRID).view(len(images), count, -1)
-    return torch.einsum("ncd,cmd->ncm", pooled, stack["weight"]) + stack["bias"]
-
-
-def outputs_in_parts(stack: Tensors, images: Tensor) -> Tensor:
-    """`outputs` for images that all see: some networks and some images at a time, so that maps stay small."""
-    maps = stack["gain"][0].numel() * images[0, 0].numel()  # of one network and one image
-    networks = max(1, AT_ONCE // (FEW * maps))
-    parts = [
-        {name: tensor[start : start + networks] for name, tensor in stack.items()}
-        for start in range(0, len(stack["gain"]), networks)
-    ]
-    return torch.cat([torch.cat([outputs(part, some) for part in parts], 1) for some in images.split(FEW)])
-
-
-def scores(students: Tensors, teacher: Tensors, images: Tensor) -> Tensor:
-    """(n, c): minus the mean squared error of every student against the teacher."""
-    errors = (outputs_in_parts(students, part) - outputs_in_parts(teacher, part) for part in images.split(TOGETHER))
-    return torch.cat([-error.square().mean(2) for error in errors])
 
 
 def fit(
