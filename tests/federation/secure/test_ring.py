@@ -74,6 +74,19 @@ def test_a_sum_has_exact_integers():
     assert whole.meta["samples"] == 1 + 2 + 3 + 4
 
 
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("scale", [1e-7, 1e-3, 1e5])
+def test_double_precision_stays_what_it_is(mean, scale):
+    """Of numbers however small beside the point: class sums of faint features keep their spread."""
+    chance = torch.Generator().manual_seed(0)
+    replies = [Message("x", {"a": scale * torch.randn(50, dtype=torch.float64, generator=chance)}) for _ in range(5)]
+    weights = [0.25 * (1 + seed) if mean else 1.0 for seed in range(5)]
+    whole, exact = summed(replies, weights, mean)
+    plain = sum(w * r.tensors["a"] for w, r in zip(weights, replies, strict=True)) / (sum(weights) if mean else 1)
+    torch.testing.assert_close(exact["a"], plain, rtol=1e-9, atol=1e-9 * scale)
+    assert torch.equal(whole.tensors["a"], exact["a"])
+
+
 def test_the_order_of_clients_changes_no_bit():
     replies = [reply(seed) for seed in range(5)]
     one, other = (summed(some, [1.0] * 5, mean=False)[1] for some in (replies, replies[::-1]))

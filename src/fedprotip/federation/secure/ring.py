@@ -19,6 +19,8 @@ WHOLE = 2.0**62
 """The absolute value of a sum stays below this: a quarter of the ring, so that what cannot be a sum is noticed."""
 COUNTER = 2.0**8
 """Instead of 2^fraction for integers in a mean: it is rounded to one of them, and they may be large."""
+FINE = 2.0**30
+"""Numbers in float64 have a second word each, for what the first one rounds off: 30 further bits behind the point."""
 COUNT, WEIGHT = 0, 1
 """The first places of every vector: one for each client, and its weight."""
 DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64)}
@@ -48,7 +50,7 @@ class Layout:
 
     @property
     def length(self) -> int:
-        return 2 + len(self.numbers) + sum(math.prod(shape) for _, _, shape in self.tensors)
+        return 2 + len(self.numbers) + sum(math.prod(shape) * _words(kind) for _, kind, shape in self.tensors)
 
     def text(self) -> str:
         return json.dumps([self.numbers, self.tensors])
@@ -68,6 +70,10 @@ class Layout:
         return layout
 
 
+def _words(kind: str) -> int:
+    return 2 if DTYPES[kind] == torch.float64 else 1
+
+
 def encode(message: Message, weight: float, clients: int, mean: bool, fraction: int = 32) -> np.ndarray:
     """A reply with its weight, as integers modulo 2^64; BadMessage where the sum of so many clients could overflow.
 
@@ -84,6 +90,9 @@ def encode(message: Message, weight: float, clients: int, mean: bool, fraction: 
         if tensor.is_floating_point() or mean:
             scale = one if tensor.is_floating_point() else COUNTER
             parts.append(_fixed(name, flat.double(), weight * scale, most))
+            if _words(str(tensor.dtype)) == 2:
+                scaled = flat * (weight * scale)
+                parts.append(_fixed(name, scaled - scaled.round(), FINE, most))
         else:
             parts.append(_whole(name, flat.long(), most))
     return np.concatenate(parts)
@@ -124,11 +133,13 @@ def decode(total: np.ndarray, layout: Layout, clients: int, mean: bool, fraction
         meta[name] = number if kind == "int" else number / one / clients
     exact, rounded, start = Tensors(), Tensors(), WEIGHT + 1 + len(layout.numbers)
     for name, kind, shape in layout.tensors:
-        part, dtype = values[start : start + math.prod(shape)].view(shape), DTYPES[kind]
-        start += math.prod(shape)
+        size, dtype, words = math.prod(shape), DTYPES[kind], _words(kind)
+        part, fine = values[start : start + size].view(shape), values[start + size : start + words * size]
+        start += words * size
         if mean or dtype.is_floating_point:
             scale = one if dtype.is_floating_point else COUNTER
-            part = part.double() / (scale * (weight if mean else 1.0))
+            found = part.double() + fine.double().view(shape) / FINE if words == 2 else part.double()
+            part = found / (scale * (weight if mean else 1.0))
         exact[name] = part if dtype.is_floating_point or not mean else part.round().long()
         rounded[name] = exact[name].to(dtype)
     return Message("", rounded, meta), exact
