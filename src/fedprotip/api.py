@@ -27,6 +27,7 @@ from fedprotip.federation.server import Progress, Server
 from fedprotip.inference import predictor
 from fedprotip.messages import BadMessage
 from fedprotip.methods import create_method
+from fedprotip.methods.parts.private import refuse_noisy_norms
 from fedprotip.methods.parts.training import build_optimizer
 from fedprotip.models import Network, build_network
 from fedprotip.models.capture import find_layers
@@ -198,6 +199,7 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
     network = build_network(settings, stream.dataset.image_shape, method.routes)
     check_memory([products(settings, method, network.stacked)])
     _check_optimizer(settings)
+    refuse_noisy_norms(network, settings)
     if settings.run.geometry and not method.protects:
         raise UsageError(
             f"run.geometry measures subspaces, and {method.name!r} has none; the nearest valid value is 0."

@@ -10,6 +10,7 @@ import torch
 
 import fedprotip
 from fedprotip import UsageError
+from fedprotip.api import check
 from fedprotip.federation.secure.desk import blurred
 from fedprotip.inference.statistics import FeatureMap
 from fedprotip.messages import BadMessage, Message
@@ -137,6 +138,16 @@ def test_noise_is_promised_for_updates_alone(method, overrides, sentence):
     raw = {"name": method, "secure": True, "secure_noise": 1.0} | ({"merge": "sketch"} if method == "fedprotip" else {})
     with pytest.raises(UsageError, match=sentence):
         create_method(small("train.average=uniform", *overrides, method=raw))
+
+
+def test_running_statistics_get_no_noise():
+    """The run is refused before it begins; with statistics that stand still it is not."""
+    pytest.importorskip("dp_accounting")
+    raw = {"name": "fedavg", "secure": True, "secure_noise": 1.0}
+    given = small("train.average=uniform", method=raw, model={"name": "small_cnn"})
+    with pytest.raises(UsageError, match=r"running statistics of '\S+', .* choose model.norm = 'frozen'"):
+        check(given)
+    check(fedprotip.load_settings(given, ["model.norm=frozen"]))
 
 
 def test_a_sum_that_is_refused_was_seen_and_is_counted(tmp_path, monkeypatch):

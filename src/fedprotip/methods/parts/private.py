@@ -13,6 +13,8 @@ from fedprotip.errors import UsageError
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.state import Form, Kept
+from fedprotip.models.heads import Network
+from fedprotip.models.norms import moving_norms
 from fedprotip.seeds import torch_stream
 from fedprotip.settings import Settings
 
@@ -78,6 +80,16 @@ def _refuse_noise(place: str, exchanges: Sequence[Exchange], settings: Settings)
         raise UsageError("method.secure_noise needs train.wire = 'float32': what is rounded after it has less noise.")
     if find_spec("dp_accounting") is None:
         raise UsageError("method.secure_noise needs dp-accounting; install it with: pip install 'fedprotip[noise]'.")
+
+
+def refuse_noisy_norms(network: Network, settings: Settings) -> None:
+    """Refuse noise on running statistics: a variance with noise may be negative, and their counters have no room."""
+    moving = moving_norms(network.backbone, settings.model, task=0) if settings.method.secure_noise else []
+    if moving:
+        raise UsageError(
+            f"method.secure_noise would add noise to the running statistics of {moving[0]!r}, which breaks a network: "
+            "choose model.norm = 'frozen', or a backbone without such layers."
+        )
 
 
 def gaussian(local: Local, purpose: str, name: str, rows: int, columns: int) -> Tensor:
