@@ -77,7 +77,7 @@ class SiteFolder:
 
     def keep_newest(self) -> None:
         """Forget all states but the last, if it is whole, and secrets: the server will not go back any more."""
-        self._files.remove(SECRETS)
+        remove_secrets(self._files)
         newest = max(self.steps(), default=0)
         index = self._index(newest)
         if index is not None and self._intact(index.names):
@@ -119,6 +119,12 @@ class SiteFolder:
             self._files.remove(name)
         left = [index for step in self.steps() if (index := self._index(step))]
         self._objects.keep_only({name for index in left for name in index.names})
+
+
+def remove_secrets(folder: PlainFolder) -> None:
+    """Those of a secure sum, and what a kill has left of writing them."""
+    for name in (SECRETS, SECRETS + UNFINISHED):
+        folder.remove(name)
 
 
 def check_site(folder: PlainFolder) -> None:

@@ -464,8 +464,22 @@ def test_a_question_beside_sums_removes_secrets_of_the_one_before(tmp_path):
     desk, ask = Desk(PlainFolder(tmp_path)), Ask("model", task=0, round=0, step=3, since=None, keep=0, phase="keys")
     desk.answer(None, Local(), ask, [])
     assert (tmp_path / "sum.json").exists()
+    (tmp_path / "sum.json.tmp").write_text("half of them, left by a kill")
     desk.answer(Clear(), Local(), replace(ask, exchange="presence", task=1, step=4, phase=""), [])
-    assert not (tmp_path / "sum.json").exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[1, 2, 3]", '[1, 0.5, "", 1, ["00", "", ""], [], []]', "null"])
+def test_damaged_secrets_are_lost_secrets(tmp_path, text):
+    class Local:
+        settings, client = settings("fedavg"), 1
+
+    (tmp_path / "sum.json").write_text(text)
+    desk, ask = Desk(PlainFolder(tmp_path)), Ask("model", task=0, round=0, step=3, since=None, keep=0, phase="shares")
+    with pytest.raises(BadMessage, match="no keys of this sum any more"):
+        desk.answer(None, Local(), ask, [])
+    desk.answer(None, Local(), replace(ask, phase="keys"), [])
+    assert Desk(PlainFolder(tmp_path))._kept().client == 1
 
 
 def asking_for(monkeypatch, demands, client=1):

@@ -1,6 +1,7 @@
 """A client's part in secure sums: what it answers to each phase. Its secrets last for one sum."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from fedprotip.methods.local import Local
 from fedprotip.methods.parts.private import normal
 from fedprotip.settings import MethodSettings
 from fedprotip.store.plain import PlainFolder
-from fedprotip.store.site import SECRETS
+from fedprotip.store.site import SECRETS, remove_secrets
 
 if TYPE_CHECKING:
     from fedprotip.federation.secure.masks import Member
@@ -72,7 +73,8 @@ class Desk:
         from fedprotip.federation.secure.masks import Member
 
         if self._member is None and self._folder is not None and self._folder.has(SECRETS):
-            self._member = Member.read(self._folder.text(SECRETS))
+            with suppress(ValueError, TypeError):  # damaged: as good as lost
+                self._member = Member.read(self._folder.text(SECRETS))
         if self._member is None:
             raise BadMessage("it has no keys of this sum any more")
         return self._member
@@ -82,7 +84,7 @@ class Desk:
         if self._folder is not None and member is not None:
             self._folder.write(SECRETS, member.text(), mode=0o600)
         elif self._folder is not None:
-            self._folder.remove(SECRETS)
+            remove_secrets(self._folder)
 
 
 def about(ask: Ask, run: str) -> str:
