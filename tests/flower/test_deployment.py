@@ -1,14 +1,22 @@
 """The file of a deployment: what it says, and what is wrong with it, in a sentence; keys, certificates, processes."""
 
+import datetime
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
 from fedprotip.errors import RunError, UsageError
-from fedprotip.flower import keys, processes
+from fedprotip.flower import keys, processes, submission
 from fedprotip.flower.deployment import Place
+from fedprotip.flower.processes import check_line
+from tests.flower.loopback import free_port
 
 GOOD = """
 settings = "run.toml"
@@ -149,6 +157,100 @@ def test_a_certificate_of_another_host_is_refused(tmp_path):
         keys.certificates(tmp_path / "10.0.0.7", "server.example")
 
 
+def lasting(path, begins, ends):
+    """The same certificate with other dates, signed by a new authority, whose certificate replaces ca.crt."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(x509.Name([]), old.subject, old.public_key())
+    builder = builder.serial_number(5).not_valid_before(now + datetime.timedelta(begins))
+    builder = builder.not_valid_after(now + datetime.timedelta(ends))
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    path.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "sentence"),
+    [
+        ("server.crt", (-9, -2), r"server.crt has expired on 20\d\d-\d\d-\d\d: put a new one there, or"),
+        ("ca.crt", (-9, -2), r"ca.crt has expired on .* needs new certificates, and every site their ca.crt"),
+        ("server.crt", (2, 9), r"server.crt is good from .* on, and here it is .*: set the clock"),
+        ("server.crt", (-9, 9), r"server.crt is not signed by .*ca.crt: put them back, or"),
+    ],
+)
+def test_certificates_that_sites_would_not_take_are_refused(tmp_path, name, days, sentence):
+    pytest.importorskip("cryptography")
+    keys.certificates(tmp_path, "here.example")
+    lasting(tmp_path / name, *days)
+    with pytest.raises(UsageError, match=sentence):
+        keys.certificates(tmp_path, "here.example")
+
+
+def test_keys_that_do_not_fit_or_are_not_private_are_refused(tmp_path):
+    pytest.importorskip("cryptography")
+    found, other = (keys.certificates(tmp_path / name, "here.example") for name in ("one", "other"))
+    mine = found.key.read_bytes()
+    for data, sentence in ((other.key.read_bytes(), "is not the key of"), (b"x", "is no private key"), (b"", "put it")):
+        found.key.write_bytes(data)
+        with pytest.raises(UsageError, match=sentence):
+            keys.certificates(tmp_path / "one", "here.example")
+    found.key.write_bytes(mine)
+    keys.site_key(tmp_path / "site.key")
+    for key in (found.key, tmp_path / "site.key"):
+        key.chmod(0o640)
+    for attempt in (lambda: keys.certificates(tmp_path / "one", "here.example"), lambda: keys.site_key(key)):
+        with pytest.raises(UsageError, match=r"can be read by others than its owner; .* chmod 600"):
+            attempt()
+
+
+@pytest.mark.parametrize("done", range(7))
+def test_killed_while_certificates_are_made_others_are_made_or_these_are_complete(tmp_path, monkeypatch, done):
+    """After each of its six steps: three files are written, then they get their names."""
+    pytest.importorskip("cryptography")
+    steps, write, rename = iter(range(7)), keys._write, Path.replace
+
+    def step(act):
+        def stopping(*given):
+            if next(steps) == done:
+                raise KeyboardInterrupt
+            return act(*given)
+
+        return stopping
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(keys, "_write", step(write))
+        patch.setattr(Path, "replace", step(rename))
+        keys.certificates(tmp_path, "here.example")
+    found = keys.certificates(tmp_path, "here.example")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "server.crt", "server.key"]
+    assert stat.S_IMODE(found.key.stat().st_mode) == 0o600
+
+
+def test_a_kill_leaves_no_half_of_a_key(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+
+    def kill(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedprotip.store.plain.os.replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            keys.site_key(tmp_path / "site.key")
+    assert not (tmp_path / "site.key").exists()
+    public = keys.site_key(tmp_path / "site.key")
+    keys.bind(tmp_path, 0, public)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedprotip.store.plain.os.replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            keys.bind(tmp_path, 1, keys.site_key(tmp_path / "other.key"))
+    assert sorted(keys.bound(tmp_path)) == [0]
+
+
 def test_a_key_belongs_to_one_client_and_a_client_has_one_key(tmp_path):
     ssh = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     one, other = (keys.site_key(tmp_path / name) for name in ("one.key", "other.key"))
@@ -196,6 +298,71 @@ def test_a_site_without_the_certificate_of_its_server_says_so(tmp_path):
     found = place(tmp_path)
     with pytest.raises(UsageError, match=r"ca.crt is missing; .* copy it here"):
         processes.SuperNode(found, found.site(0), tmp_path / "door", print)
+
+
+@contextmanager
+def answering(host, port, certificates=None):
+    """Something that listens there, as a SuperLink does, with TLS or without."""
+    with socket.create_server((host, port)) as door:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if certificates:
+            context.load_cert_chain(certificates.certificate, certificates.key)
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    line, _ = door.accept()
+                    with suppress(OSError), line:
+                        if certificates:
+                            context.wrap_socket(line, server_side=True).recv(1)
+                        else:
+                            line.recv(1000)
+                            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        door.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("host", "authority", "tls", "sentence"),
+    [
+        ("127.0.0.1", "one", "true", ""),
+        ("127.0.0.1", "other", "true", r"does not fit .*ca.crt and this host .*: copy its ca.crt here anew"),
+        ("127.0.0.2", "one", "true", r"127.0.0.2:\d+ shows a certificate .*: .* set superlink.host to a name"),
+        ("127.0.0.1", "one", "false", "speaks TLS alone: superlink.tls has to be the same there and here"),
+        ("127.0.0.1", "plain", "true", "does not speak TLS: superlink.tls has to be the same there and here"),
+        ("127.0.0.1", "plain", "false", ""),
+    ],
+)
+def test_a_site_that_does_not_fit_its_superlink_says_so(tmp_path, host, authority, tls, sentence):
+    pytest.importorskip("cryptography")
+    made = {name: keys.certificates(tmp_path / name, "here.example") for name in ("one", "other")}
+    port = free_port()
+    text = f"[superlink]\nhost = '{host}'\nport = {port}\ntls = {tls}\nhere = false\n"
+    text += f"authority = '{authority.replace('plain', 'one')}/ca.crt'\n[[sites]]\nclient = 0\n"
+    found = place(tmp_path, text)
+    check_line(found)  # nobody is there yet
+    refused = pytest.raises(UsageError, match=sentence) if sentence else nullcontext()
+    with answering(host, port, None if authority == "plain" else made["one"]), refused:
+        check_line(found)
+
+
+@pytest.mark.parametrize("way", ["up", "submit", "admit"])
+def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path, way):
+    """A file lies in the place of Flower's folder."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path)
+    found.home.mkdir()
+    (found.home / "flwr").write_text("in the way")
+    (found.home / "superlink.log").mkdir()
+    act = {
+        "up": lambda: processes.up(found),
+        "submit": lambda: submission.submit(found),
+        "admit": lambda: processes.admit(found, tmp_path / "some.pub"),
+    }[way]
+    with pytest.raises(RunError, match=r"(flwr|superlink.log): .*; what Flower and this deployment write is in .*fed"):
+        act()
 
 
 @pytest.mark.slow  # a process that imports torch

@@ -5,8 +5,13 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedprotip.errors import UsageError
+from fedprotip.store.plain import UNFINISHED, PlainFolder
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 YEARS = 10
 """How long certificates are good for."""
@@ -26,34 +31,95 @@ class Certificates:
 def certificates(folder: Path, host: str) -> Certificates:
     """Those of a folder, made where there are none: an authority, and a certificate of it for this host.
 
-    UsageError where some of them are missing, or they are another host's: sites trust the authority that they were
-    given, and no other one is made in its place.
+    UsageError where some of them are missing, or cannot be used: sites trust the authority that they were given, and no
+    other one is made in its place.
     """
     found = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    files = (found.authority, found.certificate, found.key)
-    missing = [path for path in files if not path.exists()]
+    files = (found.key, found.certificate, found.authority)
     anew = f"or, for new ones, remove all of {', '.join(path.name for path in files)} and bring ca.crt to every site"
+    missing = [path for path in files if not path.exists()]
+    if missing and len(missing) < len(files) and all(_unfinished(path).exists() for path in missing):
+        for path in missing:  # a kill came between two names
+            _unfinished(path).replace(path)
+        missing = []
     if len(missing) == len(files):
         _make(found, host)
     elif missing:
         raise UsageError(f"{missing[0]} is missing, and others of its kind are there: put it back, {anew}.")
-    elif host not in (names := _names(found.certificate)) and f"*.{host.partition('.')[2]}" not in names:
-        raise UsageError(
-            f"{found.certificate} is for {', '.join(names)}, not for {host}: set superlink.host back, {anew}."
-        )
+    else:
+        _check_usable(found, host, anew)
     return found
 
 
-def _names(certificate: Path) -> list[str]:
-    """Hosts and addresses that a certificate is for."""
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + UNFINISHED)
+
+
+def _check_usable(files: Certificates, host: str, anew: str) -> None:
+    """UsageError where sites would not take these certificates, or others can read the key."""
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    certificate, authority = _read(files.certificate), check_authority(files.authority)
+    names = _names(certificate)
+    if host not in names and f"*.{host.partition('.')[2]}" not in names:
+        raise UsageError(
+            f"{files.certificate} is for {', '.join(names)}, not for {host}: set superlink.host back, {anew}."
+        )
+    _check_date(certificate, files.certificate, f"put a new one there, {anew}")
+    try:
+        if all(path.read_bytes().count(b"-BEGIN CERTIFICATE-") == 1 for path in (files.certificate, files.authority)):
+            certificate.verify_directly_issued_by(authority)  # of chains, sites see what comes of it
+    except (ValueError, TypeError, InvalidSignature):
+        raise UsageError(f"{files.certificate} is not signed by {files.authority}: put them back, {anew}.") from None
+    check_private(files.key)
+    try:
+        key = load_pem_private_key(files.key.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UsageError(f"{files.key} is no private key, or needs a password: put it back, {anew}.") from None
+    if key.public_key() != certificate.public_key():
+        raise UsageError(f"{files.key} is not the key of {files.certificate}: put it back, {anew}.")
+
+
+def check_authority(path: Path) -> "x509.Certificate":
+    """The certificate of the SuperLink's authority, for a site too; UsageError where it is none, or out of date."""
+    authority = _read(path)
+    _check_date(authority, path, "the SuperLink needs new certificates, and every site their ca.crt")
+    return authority
+
+
+def check_private(path: Path) -> None:
+    """UsageError where others on this machine can read a key."""
+    if path.stat().st_mode & 0o077:
+        raise UsageError(f"{path} can be read by others than its owner; keep it private with: chmod 600 {path}.")
+
+
+def _check_date(certificate: "x509.Certificate", path: Path, remedy: str) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if now > (end := certificate.not_valid_after_utc):
+        raise UsageError(f"{path} has expired on {end:%Y-%m-%d}: {remedy}.")
+    if now < (begin := certificate.not_valid_before_utc):
+        raise UsageError(f"{path} is good from {begin:%Y-%m-%d} on, and here it is {now:%Y-%m-%d}: set the clock.")
+
+
+def _read(path: Path) -> "x509.Certificate":
     _require()
     from cryptography import x509
 
     try:
-        read = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise UsageError(f"{path} cannot be read as a certificate.") from None
+
+
+def _names(certificate: "x509.Certificate") -> list[str]:
+    """Hosts and addresses that a certificate is for."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
-        raise UsageError(f"{certificate} cannot be read as a certificate.") from None
+        return ["no host"]
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     return [*names.get_values_for_type(x509.DNSName), *addresses]
 
@@ -105,11 +171,14 @@ def _make(files: Certificates, host: str) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
         .sign(signing, hashes.SHA256())
     )
-    _write(files.key, _private(serving))
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    _write(files.certificate, certificate.public_bytes(Encoding.PEM), 0o644)
-    _write(files.authority, authority.public_bytes(Encoding.PEM), 0o644)
+    pem, open_to_all = Encoding.PEM, 0o644
+    _write(_unfinished(files.key), _private(serving))
+    _write(_unfinished(files.certificate), certificate.public_bytes(pem), open_to_all)
+    _write(_unfinished(files.authority), authority.public_bytes(pem), open_to_all)
+    for path in (files.key, files.certificate, files.authority):  # from the first name on all of them are complete
+        _unfinished(path).replace(path)
 
 
 def site_key(path: Path) -> Path:
@@ -130,12 +199,14 @@ def site_key(path: Path) -> Path:
 
     public = path.with_name(path.name + ".pub")
     if path.exists() and public.exists():
+        check_private(path)
         return public
     if path.exists():
         try:
             key = load_ssh_private_key(path.read_bytes(), None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UsageError(f"{path} is no private key, or needs a password; the SuperNode cannot use it.") from None
+        check_private(path)
     elif public.exists():
         raise UsageError(
             f"{path} is missing, and its public half is there: put it back, or remove {public} for a new key, which "
@@ -203,10 +274,8 @@ def _private(key: object) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode)
-    path.chmod(mode)
-    path.write_bytes(data)
+    """All of it or nothing: what a kill left half-written would be in the way for good."""
+    PlainFolder(path.parent).make().write(path.name, data, mode)
 
 
 def _require() -> None:

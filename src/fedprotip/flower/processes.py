@@ -6,21 +6,26 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fedprotip.envelopes import require_flower
-from fedprotip.errors import RunError, UsageError
+from fedprotip.errors import RunError, UsageError, shortened
 from fedprotip.flower import keys
 from fedprotip.flower.deployment import Place, SiteEntry
 from fedprotip.flower.relay import PLACE
 from fedprotip.store.plain import PlainFolder
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 READY = 300.0
 """Seconds in which a SuperLink has to listen, a site to be there, and a command of Flower to end."""
@@ -34,6 +39,23 @@ STARTED = "SuperNode {pid} is started."
 """What the log of a site says as soon as its program listens."""
 
 
+def in_home(act: Callable[Concatenate[Place, Given], Found]) -> Callable[Concatenate[Place, Given], Found]:
+    """Errors of the file system in a sentence: all that a deployment writes lies in its home, or is named there."""
+
+    @wraps(act)
+    def acting(place: Place, *given: Given.args, **named: Given.kwargs) -> Found:
+        try:
+            return act(place, *given, **named)
+        except OSError as error:
+            where, why = error.filename or place.home, error.strerror or error
+            raise RunError(
+                f"{where}: {why}; what Flower and this deployment write is in {place.home} (home in {place.path})."
+            ) from error
+
+    return acting
+
+
+@in_home
 def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
     """Start what the file names and is not running; their names. `modules`: what sites import beside this package.
 
@@ -46,9 +68,10 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
     if link.here and not running(place, SUPERLINK):
         if _listens(link.listen or link.host, link.port):
             raise UsageError(f"Port {link.port} is taken by another program; choose another superlink.port.")
+        before = _size(_log(place, SUPERLINK))
         _start(place, SUPERLINK, _superlink(place), place.home / "flwr")
         started.append(SUPERLINK)
-        _wait_for_superlink(place)
+        _wait_for_superlink(place, before)
     for site in place.what.sites:
         if link.keys:
             public = keys.site_key(place.key_of(site))
@@ -65,6 +88,7 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
     return [*started, *sites]
 
 
+@in_home
 def admit(place: Place, public: Path, client: int | None = None) -> bool:
     """Let the site with this public key in, as this client and no other one; False where it is already."""
     if client is not None:
@@ -76,6 +100,7 @@ def admit(place: Place, public: Path, client: int | None = None) -> bool:
     return not done.returncode
 
 
+@in_home
 def down(place: Place) -> list[str]:
     """End what this machine runs of the deployment, sites first; their names."""
     record, ended = _read(place), []
@@ -93,6 +118,7 @@ def running(place: Place, name: str) -> int | None:
     return entry["pid"] if entry and _born(entry["pid"]) == entry["born"] else None
 
 
+@in_home
 def join(place: Place, site: SiteEntry, tell: Any) -> None:
     """Be a site: its program in this process, and a SuperNode beside it, for as long as this process lives."""
     require_flower()
@@ -121,14 +147,42 @@ def _signer(place: Place, site: SiteEntry) -> Any:
     return Signer(site.client, place.key_of(site), PlainFolder(place.folder_of(site)), roster)
 
 
+def check_line(place: Place) -> None:
+    """UsageError where this site and the SuperLink, if that is there, would not speak with each other."""
+    link, ours, fits = place.what.superlink, place.authority, False
+    if link.tls and not ours.exists():
+        raise UsageError(f"{ours} is missing; it is the ca.crt of the SuperLink's home: copy it here.")
+    if link.tls:
+        keys.check_authority(ours)
+    context = ssl.create_default_context(cafile=str(ours) if link.tls else None)
+    context.check_hostname = link.tls
+    context.verify_mode = ssl.CERT_REQUIRED if link.tls else ssl.CERT_NONE
+    try:
+        line = socket.create_connection((link.host, link.port), 5)
+        with line, context.wrap_socket(line, server_hostname=link.host):
+            fits = link.tls
+    except ssl.SSLCertVerificationError as error:
+        why = error.verify_message.rstrip(".")
+        raise UsageError(
+            f"The SuperLink at {place.address} shows a certificate that does not fit {ours} and this host ({why}): "
+            "copy its ca.crt here anew, or set superlink.host to a name that it is for."
+        ) from None
+    except ssl.SSLError:
+        fits = not link.tls
+    except OSError:
+        return  # it is not there: the SuperNode asks again and again
+    if not fits:
+        there = "does not speak TLS" if link.tls else "speaks TLS alone"
+        raise UsageError(f"The SuperLink at {place.address} {there}: superlink.tls has to be the same there and here.")
+
+
 class SuperNode:
     """Flower's program at a site; one that ends is started again."""
 
     def __init__(self, place: Place, site: SiteEntry, door: Path, tell: Any) -> None:
-        link = place.what.superlink
+        self._place, link = place, place.what.superlink
         secure = ["--root-certificates", str(place.authority)] if link.tls else ["--insecure"]
-        if link.tls and not place.authority.exists():
-            raise UsageError(f"{place.authority} is missing; it is the ca.crt of the SuperLink's home: copy it here.")
+        check_line(place)
         if link.keys:
             keys.site_key(place.key_of(site))
             secure += ["--auth-supernode-private-key", str(place.key_of(site))]
@@ -163,6 +217,10 @@ class SuperNode:
             pause = AGAIN[0] if time.monotonic() - began > AGAIN[1] else min(2 * pause, AGAIN[1])
             self._tell(f"The SuperNode has ended (exit code {code}); another one is started in {pause:g} seconds.")
             self._ending.wait(pause)
+            try:
+                check_line(self._place)
+            except (UsageError, OSError) as error:
+                self._tell(str(error))
 
 
 def connection(place: Place) -> str:
@@ -210,14 +268,15 @@ def _start(place: Place, name: str, command: list[str], home: Path) -> None:
             start_new_session=True,
         )
     record = _read(place) | {name: {"pid": process.pid, "born": _born(process.pid)}}
-    (place.home / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    PlainFolder(place.home).write(RECORD, json.dumps(record))
 
 
-def _wait_for_superlink(place: Place) -> None:
-    link, end = place.what.superlink, time.monotonic() + READY
+def _wait_for_superlink(place: Place, before: int) -> None:
+    """`before`: length of its log when it was started."""
+    link, end, log = place.what.superlink, time.monotonic() + READY, _log(place, SUPERLINK)
     while not _listens(link.listen or link.host, link.port):
         if not running(place, SUPERLINK) or time.monotonic() > end:
-            raise RunError(f"The SuperLink does not start; {_log(place, SUPERLINK)} says why.")
+            raise RunError(f"The SuperLink does not start; the end of {log} says: {_last(log.read_bytes()[before:])}")
         time.sleep(0.2)
 
 
@@ -230,11 +289,16 @@ def _wait_for_site(place: Place, name: str, before: int) -> None:
         if any(mark[0] in line and line.endswith(mark[2]) for line in said.splitlines()):
             return
         if not lives:
-            last = ([line for line in said.splitlines() if line.strip()] or ["nothing"])[-1]
-            raise RunError(f"{name} has ended at once; the end of {log} says: {last.strip()}")
+            raise RunError(f"{name} has ended at once; the end of {log} says: {_last(said.encode())}")
         if time.monotonic() > end:
             raise RunError(f"{name} does not start within {READY:g} seconds; see {log}.")
         time.sleep(0.2)
+
+
+def _last(said: bytes) -> str:
+    """The last line of a log that says anything."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    return shortened(([line for line in lines if line] or ["nothing"])[-1], 500)
 
 
 def _log(place: Place, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from fedprotip.envelopes import require_flower
 from fedprotip.errors import RunError
 from fedprotip.flower.deployment import Place
-from fedprotip.flower.processes import SUPERLINK, connection, flwr, running
+from fedprotip.flower.processes import SUPERLINK, connection, flwr, in_home, running
 from fedprotip.settings import tomltext
 from fedprotip.store.folder import RunFolder, is_run
 
@@ -52,6 +52,7 @@ MODULES = {
 }
 
 
+@in_home
 def submit(place: Place, tasks: int = 0, clients: str = "", modules: Sequence[str] = ()) -> str:
     """Hand the run to the SuperLink: begin it, continue it, or add tasks to a finished one; the id it has there.
 
