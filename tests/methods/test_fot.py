@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import unfold
 
 import fedprotip
 from fedprotip.errors import UsageError
 from fedprotip.federation.secure.ring import Layout, decode, encode
 from fedprotip.messages import BadMessage, Message
 from fedprotip.methods.exchange import Sender
-from fedprotip.methods.fot import RATIOS
+from fedprotip.methods.fot import RATIOS, _Inputs, _See
 from fedprotip.methods.parts.private import gaussian
 from fedprotip.methods.parts.training import Training
 from fedprotip.models import build_network
@@ -165,6 +167,17 @@ def test_layers_that_later_tasks_leave_alone_are_not_sketched(tmp_path):
     site = ends.site()
     assert "backbone.0.weight" in site.network.moving  # in this task it does move
     assert [layer.parameter for layer in ends.method.exchange("sketch").layers(site)] == ["4.weight"]
+
+
+def test_every_group_of_a_convolution_has_the_columns_of_its_own_channels():
+    module, images = nn.Conv2d(4, 6, 3, padding=1, groups=2), torch.randn(5, 4, 6, 6)
+    groups = [_Inputs(SimpleNamespace(d=18), None) for _ in range(2)]
+    _See(groups, 0, len(images), torch.Generator())(module, (images,))
+    for seen, own in zip(groups, images.split(2, 1), strict=True):
+        columns = unfold(own, 3, padding=1).transpose(0, 1).flatten(1)
+        factor = seen.root.factor
+        torch.testing.assert_close(factor @ factor.T, columns @ columns.T, atol=1e-3, rtol=1e-4)
+        assert seen.total == seen.residual == pytest.approx(columns.square().sum().item(), rel=1e-5)
 
 
 def test_a_layer_that_is_full_is_not_sketched_any_more(tmp_path):
