@@ -20,7 +20,7 @@ from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import pool, text
 from fedprotip.methods.parts.distillation import earlier, soft_cross_entropy
-from fedprotip.methods.parts.generator import BETAS, Decoder, Score, Synthesis, SynthesisOptions
+from fedprotip.methods.parts.generator import BETAS, Decoder, Score, Synthesis, SynthesisOptions, unheard
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models import Network
@@ -35,6 +35,8 @@ CLIP = 512
 """Numbers of the embeddings to which `radius` and `scale` belong."""
 LARGE = 64
 """Images with longer sides are made in four doublings instead of two."""
+AFTER = 2
+"""Rounds of synthesis in which the student learns before images are made against it."""
 LOOKS, LOOKS_LR = (0.5, 0.2), 0.01
 """Mean and standard deviation of the generator's outputs before the first round, and how fast they learn."""
 
@@ -145,7 +147,7 @@ class TextSynthesis(Synthesis):
     def __init__(self, site: Site, options: LanderOptions) -> None:
         super().__init__(site, options)
         self._own, self.unkept = options, options.warmup
-        self.first_adversarial = options.warmup + 2
+        self.first_adversarial = options.warmup + AFTER
         heads = sorted({site.network.head_of(task) for task in range(site.task)})
         self.anchors = torch.cat([site.known[f"{TEXT}/{head}"] for head in heads]).to(self.device)
         with ambient_stream(site.settings.run.seed, "generator", site.task):
@@ -211,10 +213,13 @@ class Lander(Method):
         super().__init__(settings)
 
     def cautions(self) -> Sequence[str]:
-        if self.options.embeddings:
-            return ()
-        kind = {"random": "random directions", "text": "vectors of a sentence encoder"}[self.options.surrogate]
-        return (f"LANDER runs with surrogate text embeddings, {kind}; method.embeddings names a file of real ones.",)
+        options = self.options
+        quiet = unheard(options, options.warmup + AFTER, options.warmup + options.synthesis_rounds)
+        if options.embeddings:
+            return quiet
+        kind = {"random": "random directions", "text": "vectors of a sentence encoder"}[options.surrogate]
+        sentence = f"LANDER runs with surrogate text embeddings, {kind}; method.embeddings names a file of real ones."
+        return (sentence, *quiet)
 
     def networks(self, site: Site) -> dict[str, nn.Module]:
         mapping = nn.Linear(site.network.features, self.options.dim)

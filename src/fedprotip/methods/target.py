@@ -19,7 +19,7 @@ from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts import pool
 from fedprotip.methods.parts.distillation import earlier, soft_cross_entropy
-from fedprotip.methods.parts.generator import BETAS, Decoder, Score, Synthesis, SynthesisOptions
+from fedprotip.methods.parts.generator import BETAS, Decoder, Score, Synthesis, SynthesisOptions, unheard
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Knowledge
 from fedprotip.models.steps import Inputs
@@ -110,6 +110,9 @@ class Target(Method):
         assert isinstance(settings.method, TargetOptions)
         self.options = settings.method
         super().__init__(settings)
+
+    def cautions(self) -> Sequence[str]:
+        return unheard(self.options, self.options.warmup, self.options.synthesis_rounds)
 
     def at_begin(self) -> Sequence[Exchange]:
         return (pool.Pool(lambda site: MetaSynthesis(site, self.options)),)

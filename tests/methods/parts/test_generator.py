@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedprotip.methods import create_method
 from fedprotip.methods.lander import TextSynthesis
 from fedprotip.methods.parts.distillation import distillation, earlier, soft_cross_entropy
 from fedprotip.methods.parts.generator import Decoder, NormMatch, disagreement, endless
 from fedprotip.methods.target import MetaSynthesis
 from fedprotip.models.state import full_state
+from tests.small import small
 from tests.teachers import learned_site
 
 
@@ -145,6 +147,20 @@ def test_the_student_learns_and_takes_part_after_the_warm_up(site, monkeypatch):
     against, lessons = course(MetaSynthesis(site, options), monkeypatch)
     assert against == [False, False, True, True]
     assert lessons == [30, 40]
+
+
+@pytest.mark.parametrize(("name", "enough"), [("target", 5), ("lode", 5), ("lander", 3)])
+def test_a_run_whose_student_never_takes_part_says_so(name, enough):
+    """And how many rounds would be enough; without L_adv it has no part to take."""
+
+    def said(rounds, *more):
+        chosen = small("method.warmup=4", f"method.synthesis_rounds={rounds}", *more, method={"name": name})
+        return [sentence for sentence in create_method(chosen).cautions() if "against the student" in sentence]
+
+    (sentence,) = said(enough - 1)
+    assert f"choose method.synthesis_rounds of {enough} or more" in sentence
+    assert not said(enough)
+    assert not said(1, "method.adversarial=0")
 
 
 def test_all_classes_are_there_those_of_the_oldest_task_too(made):

@@ -6,7 +6,7 @@ yet, though it names the same class (`disagreement`). What comes of it is a pool
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 
 import torch
@@ -55,6 +55,17 @@ class SynthesisOptions(MethodSettings):
     student_lr: float = Field(0.005, gt=0, description="Learning rate of the student.")
     student_decay: float = Field(2e-4, ge=0, description="Weight decay of the student.")
     student_temperature: float = Field(20.0, gt=0, description="Temperature at which the student learns.")
+
+
+def unheard(options: SynthesisOptions, first: int, rounds: int) -> Sequence[str]:
+    """A warning where the student takes part in none of so many rounds, because it would first in round `first`."""
+    if not options.adversarial or first < rounds:
+        return ()
+    kept = options.synthesis_rounds
+    return (
+        f"No image is made against the student: method.warmup = {options.warmup} and method.synthesis_rounds = {kept} "
+        f"leave it no round, so L_adv is 0; choose method.synthesis_rounds of {first - rounds + kept + 1} or more.",
+    )
 
 
 class Decoder(nn.Module):
