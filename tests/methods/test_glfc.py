@@ -277,6 +277,37 @@ def test_who_was_not_asked_in_a_task_keeps_exemplars_of_it_all_the_same(tmp_path
     assert local.own.get("exemplars")["labels"].tolist() == [label for label in range(4) for _ in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "values", "classes"),
+    [
+        ([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [0.6, 0.1, 0.4, 1.2, 1.3], 2),
+        ([(0, 0), (1, 0), (2, 0), (2, 1)], [0.6, 0.3, 0.4, 1.2], 4),
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], [0.1, 0.2, 0.3, 0.9], 2),
+    ],
+    ids=["in a later round", "in the task after", "for the first time"],
+)
+def test_who_notices_late_keeps_exemplars_of_all_it_has_not_chosen_from(tmp_path, monkeypatch, rounds, values, classes):
+    """Until then it has kept those samples, and they are counted."""
+    parts = ends(tmp_path, "method.signal=entropy", "method.threshold=0.5")
+    site = parts.site()
+    local = parts.local(0, site)
+    samples = [len(replace(local, task=task).samples) for task in range(3)]
+    entropies(monkeypatch, values)
+    (counted,) = (one for one in parts.method.exchanges if one.name == "stored")
+    signals, kept = [], []
+    for task, round_ in rounds:
+        local = at(site, local, task, round_)
+        parts.method.begin_round(local)
+        signals.append(local.scratch["signal"])
+        kept.append(int(counted.answer(local).tensors["raw"]))
+    noticed = max(place for place, signal in enumerate(signals) if signal)
+    task = rounds[noticed][0]
+    share = 12 // classes
+    assert local.own.get("exemplars")["labels"].tolist() == [label for label in range(classes) for _ in range(share)]
+    assert kept[noticed - 1] == sum(samples[: task + 1])
+    assert kept[noticed] == 12 + samples[task]
+
+
 def test_mean_entropy_is_that_of_the_softmax_of_all_outputs(tmp_path):
     parts = ends(tmp_path)
     local = parts.local(0)

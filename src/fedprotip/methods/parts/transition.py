@@ -34,7 +34,8 @@ PRIVATE = (
         {"entropy": Form("", torch.float64), "task": Form("", torch.int64), "gradients": Form("p n")},
     ),
 )
-"""`transition`: entropy and task of the last round that a client took part in, and gradients it is to send."""
+"""`transition`: entropy of the last round that a client took part in, the first task that it has chosen no exemplars
+of, and gradients it is to send."""
 SMALLEST = 1e-5
 """Added to probabilities before their logarithm, as published."""
 DECAY = 1e-5
@@ -81,6 +82,15 @@ class Exemplars(Exchange):
         message.check_meta()
 
 
+class Held(stored.Stored):
+    """Where clients are told nothing: exemplars, and all samples of tasks that a client has yet to choose from."""
+
+    def answer(self, local: Local) -> Message:
+        exemplars, last = super().answer(local).tensors[stored.RAW], local.own.get(proxy.TRANSITION)
+        tasks = range(int(last["task"]), local.task + 1) if last else ()
+        return Message(self.name, {stored.RAW: exemplars + sum(len(local.holding.samples(task)) for task in tasks)})
+
+
 class Transitions(Method):
     """Hooks that both methods share; each adds its loss, and how its server judges models."""
 
@@ -100,8 +110,8 @@ class Transitions(Method):
         return (proxy.Teacher(),) if self.told else ()
 
     def at_end(self) -> Sequence[Exchange]:
-        chosen = (Exemplars(),) if self.told else ()
-        return (proxy.Prototypes(), proxy.Monitor(), *chosen, stored.Stored(EXEMPLARS, self.options.memory))
+        kept = (Exemplars(), stored.Stored(EXEMPLARS, self.options.memory)) if self.told else (Held(EXEMPLARS),)
+        return (proxy.Prototypes(), proxy.Monitor(), *kept)
 
     def trainable(self, site: Site) -> set[str]:
         """Old heads move too: their classes are among the exemplars."""
@@ -110,20 +120,21 @@ class Transitions(Method):
     def begin_round(self, local: Local) -> None:
         last = local.own.get(proxy.TRANSITION)
         entropy = 0.0 if self.told else mean_entropy(local)
+        since = int(last["task"]) if last else local.task
         if self.told:
-            signal = last is None or int(last["task"]) != local.task
+            signal = last is None or since != local.task
         else:
             signal = entropy - (float(last["entropy"]) if last else 0.0) > self.options.threshold
             if signal and last:
-                for past in range(int(last["task"]), max(int(last["task"]) + 1, local.task)):
+                for past in range(since, max(since + 1, local.task)):
                     remember(replace(local, task=past, scratch={}))
-        keep(local, entropy, torch.zeros(0, 0))
+        keep(local, entropy, torch.zeros(0, 0), local.task if signal else since)
         local.scratch.update(signal=signal, entropy=entropy, teacher=teacher_of(local, signal and not self.told))
         local.scratch["exemplars"] = local.own.get(EXEMPLARS) or nothing(local.site)
 
     def end_round(self, local: Local) -> None:
         if local.scratch["signal"]:
-            keep(local, local.scratch["entropy"], shown(local, self.options))
+            keep(local, local.scratch["entropy"], shown(local, self.options), local.task)
 
     def batches(self, local: Local, own: Iterator[InputBatch]) -> Iterator[InputBatch]:
         exemplars, train = local.scratch["exemplars"], local.settings.train
@@ -161,8 +172,8 @@ def teacher_of(local: Local, newest: bool) -> Network | None:
     return proxy.model_of(local.network, local.known[f"{name}/weights"], int(local.known[f"{name}/heads"]))
 
 
-def keep(local: Local, entropy: float, gradients: Tensor) -> None:
-    found = {"entropy": torch.tensor(entropy), "task": torch.tensor(local.task), "gradients": gradients}
+def keep(local: Local, entropy: float, gradients: Tensor, since: int) -> None:
+    found = {"entropy": torch.tensor(entropy), "task": torch.tensor(since), "gradients": gradients}
     local.own.put(proxy.TRANSITION, found)
 
 
