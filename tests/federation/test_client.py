@@ -14,6 +14,7 @@ from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.parcels import LOST, Ask
 from fedprotip.federation.server import Server
 from fedprotip.messages import Message
+from fedprotip.store.objects import sealed, unsealed
 from fedprotip.stream import build_stream
 from fedprotip.stream.holdings import Holding
 from tests.sites import Ends
@@ -267,6 +268,25 @@ def test_what_it_could_not_take_in_is_forgotten(tmp_path):
         client.handle([Ask("model", 2, 0, 2, since=1, keep=0).message(), model])
     client.handle([Ask("presence", 0, None, 2, since=1, keep=0).message()])
     assert len(client._site.network.labels) == heads
+
+
+@pytest.mark.parametrize("odd", ["private", "heads", "moving"])
+def test_a_state_of_another_version_counts_as_lost(tmp_path, odd):
+    """Its file is whole and lacks something that this version keeps there: no client fails on it for ever."""
+    settings = small()
+    ends = Ends(settings, tmp_path / "ends")
+    server = Server(settings, ends.method, ends.network, ends.stream)
+    client = Client(tmp_path / "client", Holding(ends.stream, 0))
+    client.handle([Ask("presence", 0, None, 1, None, keep=0).message(), server._plan()])
+    client.rest()
+    path = tmp_path / "client" / "00000001.json"
+    index = unsealed(path.read_bytes())
+    for part in (index, index["state"], index["groups"]):
+        part.pop(odd, None)
+    path.write_text(sealed(index))
+    assert client.handle([Ask("presence", 0, None, 2, since=1, keep=0).message()]).kind == LOST
+    told = [Ask("presence", 0, None, 2, None, keep=0).message(), server._plan()]
+    assert client.handle(told).kind == "presence"
 
 
 def test_a_damaged_snapshot_counts_as_lost(tmp_path, before_each, undisturbed):

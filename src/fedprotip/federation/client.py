@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,7 +10,7 @@ from fedprotip import settings as settings_file
 from fedprotip.federation.parcels import KNOWLEDGE, LOST, MODEL, PLAN, SECURE, START, Ask, answering
 from fedprotip.federation.secure.demands import NONE, Demands
 from fedprotip.federation.secure.desk import Desk
-from fedprotip.messages import Message, Parcel
+from fedprotip.messages import BadMessage, Message, Parcel
 from fedprotip.methods import create_method
 from fedprotip.methods.local import Belongings, Local
 from fedprotip.methods.site import Site
@@ -107,7 +107,16 @@ class Client:
         found = self._folder.restore(ask.since, ask.then)
         if found is None:
             return False
-        state, groups = found
+        try:
+            self._restore(*found)
+        except BadMessage:  # a plan that this site takes no part in
+            raise
+        except Exception:  # however another version wrote it: sent everything anew, the client takes part again
+            self._site = None
+            return False
+        return True
+
+    def _restore(self, state: dict[str, Any], groups: dict[str, Tensors]) -> None:
         self._take_plan(Message(PLAN, meta=state["plan"]))
         site = self._site
         assert site is not None
@@ -117,7 +126,6 @@ class Client:
         site.start = {name: tensor.to(site.device) for name, tensor in groups["start"].items()}
         if state["task"] >= 0:
             site.begin_task(state["task"])
-        return True
 
     def _take(self, message: Message, ask: Ask) -> None:
         """A message that comes with a question: a plan, all knowledge, a model, or what an exchange has led to."""

@@ -51,7 +51,7 @@ class GPM(FedProTIP):
         if self.options.secure:
             raise UsageError(
                 "method.secure = true is not possible with method.name = 'gpm': it has one client, and the sum of one "
-                "is what it sent."
+                "is what it sent; choose method.name = 'fedprotip' for several clients, or method.secure = false."
             )
         super().check()
         clients = self.settings.clients

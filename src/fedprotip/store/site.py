@@ -134,7 +134,10 @@ def check_site(folder: PlainFolder) -> None:
 
 
 def _read(folder: PlainFolder, name: str) -> SiteIndex:
-    return SiteIndex.model_validate(unsealed(folder.read(name, TEXT)))
+    try:
+        return SiteIndex.model_validate(unsealed(folder.read(name, TEXT)))
+    except ValueError:
+        raise RunError(f"{folder.path / name} is no state of a client of this version") from None
 
 
 def _name(step: int) -> str:

@@ -126,7 +126,7 @@ def test_an_update_is_cut_and_its_noise_is_shared():
 @pytest.mark.parametrize(
     ("method", "overrides", "sentence"),
     [
-        ("fedprotip", (), "'statistics' would be summed without noise"),
+        ("fedprotip", (), "'statistics' would be summed without noise; choose method.name = 'fedavg'"),
         ("fedavg", ("train.head_start=closed",), "choose train.head_start = 'random'"),
         ("fedavg", ("train.average=weighted",), "needs train.average = 'uniform'"),
         ("fedavg", ("method.secure=false",), "needs method.secure = true"),

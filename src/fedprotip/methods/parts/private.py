@@ -42,12 +42,24 @@ def refuse_open(name: str, exchanges: Sequence[Exchange], settings: Settings, tr
     _refuse_single(settings, trains)
     for exchange in exchanges:
         if exchange.combine == "each" and exchange.who != "nobody" and not exchange.in_clear:
-            raise UsageError(f"{place}: its server must see {exchange.name!r} of every client, not only a sum.")
+            raise UsageError(
+                f"{place}: its server must see {exchange.name!r} of every client, not only a sum; "
+                f"{_instead(exchange, settings)}."
+            )
     if settings.method.secure_noise:
         _refuse_noise(place.replace("secure = true", "secure_noise"), exchanges, settings)
     if missing := [PACKAGES[module] for module in PACKAGES if find_spec(module) is None]:
         listed = " and ".join(missing)
         raise UsageError(f"method.secure = true needs {listed}; install it with: pip install 'fedprotip[secure]'.")
+
+
+def _instead(exchange: Exchange, settings: Settings) -> str:
+    """What to choose where an exchange is no sum."""
+    if settings.statistics.rank and exchange.name in ("start", "statistics"):
+        return "choose statistics.rank = 0"
+    if getattr(settings.method, "variant", "") == "first":
+        return "choose method.variant = 'second'"
+    return "choose another method, such as 'fedprotip' or 'fedavg', or method.secure = false"
 
 
 def _refuse_single(settings: Settings, trains: bool) -> None:
@@ -58,7 +70,10 @@ def _refuse_single(settings: Settings, trains: bool) -> None:
         active = len(clients.active(task))
         if active < FEWEST:
             where = f"clients.roster has one client from task {task} on" if clients.roster else "clients.count = 1"
-            raise UsageError(f"method.secure = true is not possible where {where}: the sum of one is what it sent.")
+            raise UsageError(
+                f"method.secure = true is not possible where {where}: the sum of one is what it sent; "
+                f"choose {FEWEST} clients or more, or method.secure = false."
+            )
         if trains and clients.drawn(active) < FEWEST:
             enough = math.ceil(1000 * FEWEST / active) / 1000
             raise UsageError(
@@ -72,8 +87,8 @@ def _refuse_noise(place: str, exchanges: Sequence[Exchange], settings: Settings)
     for exchange in exchanges:
         update = exchange.trains and exchange.combine == "mean"
         if not update and exchange.who != "nobody" and not exchange.in_clear:
-            hint = "; choose train.head_start = 'random'" if exchange.name == "start" else ""
-            raise UsageError(f"{place}: {exchange.name!r} would be summed without noise{hint}.")
+            choice = "train.head_start = 'random'" if exchange.name == "start" else "method.name = 'fedavg'"
+            raise UsageError(f"{place}: {exchange.name!r} would be summed without noise; choose {choice}.")
     if settings.train.average != "uniform":
         raise UsageError("method.secure_noise needs train.average = 'uniform': numbers of samples would be told.")
     if settings.train.wire != "float32":
