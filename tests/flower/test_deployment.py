@@ -365,6 +365,36 @@ def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path, way):
         act()
 
 
+def test_a_site_has_one_program_at_a_time(tmp_path):
+    """The lock of one that was killed is free again."""
+    script = f"""
+import sys, time
+from pathlib import Path
+from fedprotip.flower.processes import hold
+hold(Path({str(tmp_path / "site-0")!r}))
+print("held", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match=r"Another program of this site is at work in .*site-0: end it first"):
+            processes.hold(tmp_path / "site-0")
+        other.kill()
+    processes.hold(tmp_path / "site-0")
+
+
+def test_nothing_is_started_where_a_key_cannot_be_used(tmp_path):
+    """Not even what needs none: up starts all or says what is wrong."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    text = f"[superlink]\nport = {free_port()}\nkeys = true\n[[sites]]\nclient = 0\n[[sites]]\nclient = 1\n"
+    found = place(tmp_path, text)
+    keys.site_key(found.home / "site-1.key")
+    (found.home / "site-1.key").chmod(0o644)
+    with pytest.raises(UsageError, match=r"site-1.key can be read by others"):
+        processes.up(found)
+    assert processes.down(found) == []
+
+
 @pytest.mark.slow  # a process that imports torch
 def test_up_says_which_site_has_ended_at_once_and_why(tmp_path):
     pytest.importorskip("flwr", reason="the extra flower")

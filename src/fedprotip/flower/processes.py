@@ -1,6 +1,7 @@
 """What this machine runs of a deployment: started in the background, found again by their ids, ended by them."""
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from fedprotip.envelopes import require_flower
 from fedprotip.errors import RunError, UsageError, shortened
@@ -65,6 +66,7 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
     _require_linux()
     place.home.mkdir(parents=True, exist_ok=True)
     started, link, sites = list[str](), place.what.superlink, dict[str, int]()
+    public = {site.client: keys.site_key(place.key_of(site)) for site in place.what.sites if link.keys}
     if link.here and not running(place, SUPERLINK):
         if _listens(link.listen or link.host, link.port):
             raise UsageError(f"Port {link.port} is taken by another program; choose another superlink.port.")
@@ -73,10 +75,8 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
         started.append(SUPERLINK)
         _wait_for_superlink(place, before)
     for site in place.what.sites:
-        if link.keys:
-            public = keys.site_key(place.key_of(site))
-            if link.here:
-                admit(place, public, site.client)
+        if link.keys and link.here:
+            admit(place, public[site.client], site.client)
         name = f"site-{site.client}"
         if not running(place, name):
             command = [sys.executable, "-m", "fedprotip", "flower", "join", str(place.path), "--client"]
@@ -127,6 +127,7 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
     from fedprotip.flower.site import SiteProgram, serve  # torch: only the program of a site needs it
 
     data, own = place.data_of(site)
+    hold(place.folder_of(site))
     signer = _signer(place, site) if place.what.superlink.keys else None
     demands = Demands(site.secure, site.secure_share, site.secure_noise)
     program = SiteProgram(site.client, place.folder_of(site), data, own, tell, signer, demands)
@@ -137,6 +138,24 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
         finally:
             node.end()
             program.close()
+
+
+def hold(folder: Path) -> None:
+    """Keep a site's folder for this process alone; RunError where another one is at work in it.
+
+    Two programs of one site would write over each other, and could be led to reveal two secrets of a client's in a sum.
+    """
+    lock = PlainFolder(folder).make().lockable("lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise RunError(f"Another program of this site is at work in {folder}: end it first.") from None
+    _held.append(lock)
+
+
+_held: list[IO[bytes]] = []
+"""Locks of this process, until it ends."""
 
 
 def _signer(place: Place, site: SiteEntry) -> Any:
