@@ -126,6 +126,21 @@ def bomb(side=10_000):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+def renamed(request, name):
+    """The same form with its files under another name."""
+    return request | {"body": request["body"].replace(b'name="images"', f'name="{name}"'.encode())}
+
+
+def twice(request):
+    """The same form with its last part repeated."""
+    *_, last, end = request["body"].split(b"--edge")
+    return request | {"body": request["body"].removesuffix(b"--edge" + end) + b"--edge" + last + b"--edge" + end}
+
+
+def cut(request):
+    return request | {"body": request["body"][:-40]}
+
+
 TOO_MANY = form(*((str(number), picture()) for number in range(5)))
 BAD = {
     "truncated JPEG": (form(("a.jpg", picture(0, (64, 64), "JPEG")[:200])), 422, "cannot be read"),
@@ -139,16 +154,29 @@ BAD = {
     "wrong type": ({"headers": {"content-type": "text/plain"}, "body": picture()}, 415, "multipart/form-data"),
     "no type": ({"body": picture()}, 415, "neither"),
     "a field for a file": (form(images="a.png"), 422, "must be files"),
-    "too many": (TOO_MANY, 400, "Too many files"),
-    "together": (form(("a", picture()), together="perhaps"), 422, "true or false"),
-    "task": (form(("a", picture()), task="-1"), 422, "number"),
+    "too many": (TOO_MANY, 413, "more than 4 images, which are the most"),
+    "another field": (form(("a", picture()), group="x"), 422, "'group' means nothing here; a request has images (the"),
+    "files called otherwise": (renamed(form(("a", picture())), "file"), 422, "'file' means nothing here"),
+    "a file for a field": (
+        renamed(form(("a", picture())), "task"),
+        422,
+        "task is a number, counted from 0, not a file",
+    ),
+    "a field twice": (twice(form(("a", picture()), task=1)), 422, "task is given twice"),
+    "a form that breaks off": (cut(form(("a", picture()), ("b", picture()))), 400, "ends before its last part"),
+    "together": (form(("a", picture()), together="perhaps"), 422, "together is true or false, not 'perhaps'"),
+    "task": (form(("a", picture()), task="-1"), 422, "task is a number, counted from 0, not '-1'"),
     "long task": (form(("a", picture()), task="9" * 5000), 422, "number"),
     "no JSON": (as_json(b"{"), 400, "not JSON"),
     "deep JSON": (as_json(b"[" * 100_000), 400, "not JSON"),
     "bytes": (as_json(b"\xff\xfe\x00"), 400, "not JSON"),
-    "other JSON": (as_json([1]), 422, "body"),
-    "unknown key": (as_json({"images": ["AA=="], "path": "/etc/passwd"}), 422, "path"),
-    "no images": (as_json({"images": []}), 422, "images"),
+    "other JSON": (as_json([1]), 422, "must be a JSON object with images"),
+    "unknown key": (as_json({"images": ["AA=="], "path": "/etc/passwd"}), 422, "'path' means nothing here"),
+    "no images": (as_json({"images": []}), 422, "images must be a list of image files in base64, with one at least"),
+    "nothing": (as_json({}), 422, "images must be a list"),
+    "a number for an image": (as_json({"images": ["AA==", 7]}), 422, "Image 2 must be text"),
+    "half a task in JSON": (as_json({"images": ["AA=="], "task": 1.5}), 422, "counted from 0, not '1.5'"),
+    "a URL that is no base64": (as_json({"images": ["data:image/png,x"]}), 422, "Image 1 is a data: URL without"),
     "no base64": (as_json({"images": ["?"]}), 422, "base64"),
     "base64 of nothing": (as_json({"images": [""]}), 422, "empty"),
     "too many pixels together": (form(*((str(number), bomb(4000)) for number in range(4))), 413, "40,000,000 are the"),
