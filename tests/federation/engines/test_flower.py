@@ -112,6 +112,36 @@ def test_a_client_that_is_late_fails_or_is_gone_is_left_out_and_named():
     assert replies[5].error
 
 
+def test_replies_that_come_twice_or_to_nothing_and_errors_nobody_knows_harm_no_other():
+    """What no client should send, and no SuperLink pass on."""
+
+    class Odd(FakeGrid):
+        def pull_messages(self, names):
+            stray = flwr.app.Message(reply(9).records(), dst_node_id=1, message_type="train")
+            found = super().pull_messages(names)
+            return [stray, *found, *found]
+
+    deep = flwr.app.RecordDict({"head": flwr.app.ConfigRecord({"json": "[" * 100_000})})
+    answers = [
+        lambda: reply(0),
+        lambda: flwr.app.Error(code=-7),
+        lambda: flwr.app.Error(code=10**6, reason="x" * 10_000),
+        lambda: flwr.app.RecordDict(),
+        lambda: deep,
+        lambda: Envelope({"failed": {"a": ["list"]}}),
+        lambda: Envelope({"kind": LOST}, [b"no message"]),
+        lambda: Envelope({"kind": ["train"]}, [reply(7).parts[0]] * 2),
+        lambda: reply(8, LOST),
+        lambda: reply(9),
+    ]
+    engine = FlowerEngine(Odd(lambda node, *_: answers[node - 100]()), AsNumbered(), 60)
+    replies = list(engine.ask(request(client, since=5 if client == 6 else None) for client in range(len(answers))))
+    assert [answer.client for answer in replies] == list(range(len(answers)))
+    assert [answer.client for answer in replies if answer.message] == [0, 8, 9]
+    assert all(0 < len(answer.error) < 600 for answer in replies[1:8])
+    assert "Flower's error -7" in replies[1].error
+
+
 def test_a_client_that_has_lost_its_place_is_told_everything_anew():
     lost = []
 
