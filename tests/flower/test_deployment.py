@@ -365,6 +365,25 @@ def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path, way):
         act()
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[trian]\nrounds = 3\n", "trian.* did you mean 'train'"),
+        ("[train]\nrounds = 'many'\n", r"train.rounds"),
+        ("[method]\nname = 'glfc'\nsecure = true\n", "not possible with method.name = 'glfc'"),
+        ("rounds = [", r"run.toml"),
+        (None, r"run.toml"),
+    ],
+)
+def test_wrong_settings_are_said_before_anything_is_handed_in(tmp_path, text, sentence):
+    """Nothing runs here that a run could be handed to."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path)
+    (tmp_path / "run.toml").unlink() if text is None else (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UsageError, match=sentence):
+        submission.submit(found)
+
+
 def test_a_site_has_one_program_at_a_time(tmp_path):
     """The lock of one that was killed is free again."""
     script = f"""

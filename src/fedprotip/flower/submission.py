@@ -8,10 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedprotip import settings as settings_file
 from fedprotip.envelopes import require_flower
 from fedprotip.errors import RunError
 from fedprotip.flower.deployment import Place
 from fedprotip.flower.processes import SUPERLINK, connection, flwr, in_home, running
+from fedprotip.methods import create_method
 from fedprotip.settings import tomltext
 from fedprotip.store.folder import RunFolder, is_run
 
@@ -60,6 +62,8 @@ def submit(place: Place, tasks: int = 0, clients: str = "", modules: Sequence[st
     """
     require_flower()
     settings, out = place.needed("settings"), place.needed("out")
+    if not is_run(out):  # what is wrong is said here, and not in the log of a run that ended at once
+        create_method(settings_file.load(settings, ["run.engine=flower"]))
     given = {"out": str(out), "settings": str(settings), "tasks": tasks, "clients": clients, "home": str(place.home)}
     given["modules"] = os.pathsep.join(modules)
     config = " ".join(f"{key}={tomltext.write(value)}" for key, value in given.items())
