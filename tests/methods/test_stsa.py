@@ -186,6 +186,20 @@ def test_groups_are_no_smaller_than_the_minimum_and_hold_every_sample(tmp_path):
         exchange.check_sender(message, site, Sender(client, len(labels)))
 
 
+def test_groups_are_drawn_blindly(tmp_path):
+    """Samples that lie side by side may be alike, and the estimate is right for independent groups alone."""
+    ends = Ends(settings(method={"variant": "first", "groups": 2}, statistics={"minimum": 1}), tmp_path)
+    site = ends.site()
+    _, (message, *_) = replies(ends, site)
+    change = feature_map(ends.network, ends.method.answering().experts["ridge"])
+    parts = [(change(ends.network.embed(x)).detach(), y) for x, y in ends.local(0, site).labelled(64)]
+    mapped, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+    for row, label in enumerate(site.classes[0]):
+        mine, found = mapped[labels == label], message.tensors["sums"][row, 0]
+        for orderly in (mine[::2], mine[: (len(mine) + 1) // 2]):
+            assert not torch.allclose(found, orderly.sum(0), rtol=1e-3)
+
+
 def test_the_server_adds_groups_of_all_clients(tmp_path):
     """Many small groups: the estimate comes close to the products themselves."""
     ends = Ends(settings(method={"variant": "first", "groups": 100}, statistics={"minimum": 1}), tmp_path)

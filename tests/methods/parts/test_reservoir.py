@@ -42,3 +42,10 @@ def test_every_sample_has_the_same_chance():
 
 def test_parts_do_not_matter_only_the_order():
     assert torch.equal(passed([40], 5, seed=3)["labels"], passed([13, 27], 5, seed=3)["labels"])
+
+
+def test_where_one_is_kept_the_second_takes_its_place_in_half_of_all_cases_and_the_third_in_a_third():
+    for seen, share in ((1, 1 / 2), (2, 1 / 3)):
+        chance = torch.Generator().manual_seed(0)
+        taken = sum(int(reservoir.slots(seen, 1, 1, chance)) == 0 for _ in range(4000))
+        assert abs(taken / 4000 - share) < 0.03
