@@ -16,6 +16,7 @@ import pytest
 from fedprotip.errors import UsageError
 from fedprotip.watch import Watched, WatchServer
 from tests.report.test_rundata import make_run
+from tests.serve.browser import Browser
 
 
 @pytest.fixture
@@ -37,8 +38,9 @@ def ask(server, path, method="GET", **headers):
     return answer.status, dict(answer.getheaders()), content
 
 
-def test_it_serves_four_names_and_nothing_else(server):
+def test_it_serves_a_few_names_and_nothing_else(server):
     kinds = {"/": "text/html", "/watch.js": "text/javascript", "/watch.css": "text/css", "/state.json": "application"}
+    kinds |= {"/icon.svg": "image/svg+xml", "/favicon.ico": "image/svg+xml"}
     for path, kind in kinds.items():
         status, headers, content = ask(server, path)
         assert status == 200
@@ -129,6 +131,35 @@ def test_a_browser_shows_a_run_without_reloading_and_reads_nothing_as_html(tmp_p
     assert "clients left out" in page
     assert f"<li>{html.escape(nasty, quote=False)}</li>" in page
     assert "<title>100 % · FedProTIP on digits</title>" in page
+
+
+@pytest.mark.slow
+def test_on_a_phone_everything_can_be_read(tmp_path):
+    """The legend stays within its picture, the sum of a long table is seen, and the page has an icon."""
+    folder = make_run(tmp_path / "r", settings=TASKS)
+    accuracy = dict.fromkeys(("single", "aware", "agnostic", "batch64"), 90.0)
+    done = {"event": "task", "task": 0, "accuracy": accuracy, "by_task": {mode: [90.0] for mode in accuracy}}
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(done) + "\n")
+    with (folder / "ledger.jsonl").open("w") as file:
+        for kind in range(30):
+            line = {"task": 0, "round": 0, "client": 0, "direction": "up", "kind": f"kind {kind}", "bytes": 1000}
+            file.write(json.dumps(line | {"status": "ok", "reason": ""}) + "\n")
+    with WatchServer(Watched(folder), port=0) as server, Browser() as browser:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.size(390, 800, mobile=True)
+        browser.open(server.address)
+        browser.until("document.querySelectorAll('#bytes tbody tr').length")
+        box = "getBoundingClientRect()"
+        assert browser.evaluate("document.querySelectorAll('#accuracy svg rect').length") == 4
+        assert browser.evaluate(f"""[...document.querySelectorAll("#accuracy svg text")].every(
+            (one) => one.{box}.right <= one.closest("svg").{box}.right)""")
+        assert browser.evaluate(f"""document.querySelector("#bytes tbody tr:last-child td").{box}.bottom
+            <= document.querySelector("#bytes .scroll").{box}.bottom + 1""")
+        assert browser.evaluate("document.querySelector('#bytes tbody tr:last-child td').textContent") == "30.0 kB"
+        assert [name for name in browser.requested() if name.endswith("icon.svg")]
+        assert browser.complaints() == []
+        server.shutdown()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A page on this machine alone that shows how far a run is; it asks for new figures by itself.
 
-Only the loopback address, only GET, only four fixed names; nothing of the run folder is served as a file. A request
+Only the loopback address, only GET, only a few fixed names; nothing of the run folder is served as a file. A request
 that names another host is refused, so that no page of the web can ask in the reader's name.
 """
 
@@ -17,15 +17,18 @@ from fedprotip.watch.view import Watched
 
 HOST = "127.0.0.1"
 PORT = 8750
+ICON = ("serve/page/icon.svg", "image/svg+xml")
 FILES = {
-    "/": ("watch.html", "text/html; charset=utf-8"),
-    "/watch.js": ("watch.js", "text/javascript; charset=utf-8"),
-    "/watch.css": ("watch.css", "text/css; charset=utf-8"),
+    "/": ("watch/watch.html", "text/html; charset=utf-8"),
+    "/watch.js": ("watch/watch.js", "text/javascript; charset=utf-8"),
+    "/watch.css": ("watch/watch.css", "text/css; charset=utf-8"),
+    "/icon.svg": ICON,
+    "/favicon.ico": ICON,
 }
 STATE = "/state.json"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -78,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, "application/json", self.server.state())
         elif name in FILES:
             file, kind = FILES[name]
-            self._answer(HTTPStatus.OK, kind, (files("fedprotip") / "watch" / file).read_bytes())
+            self._answer(HTTPStatus.OK, kind, (files("fedprotip") / file).read_bytes())
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is no such page.\n")
 

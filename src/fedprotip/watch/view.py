@@ -21,7 +21,8 @@ from fedprotip.store.tail import Tail
 POINTS = 400
 """Of a curve, at most: so many pixels is a page wide."""
 TOLD = 20
-"""Warnings and failures that are shown one by one."""
+"""Warnings and failures, and kinds of messages, that are shown one by one."""
+OTHERS = "others"
 LISTED = 200
 """Tasks whose accuracy is shown one by one; of more the newest."""
 
@@ -175,7 +176,7 @@ class Watched:
             accuracy={mode: [task.accuracy.get(mode) for task in shown] for mode in modes},
             by_task={m: newest.by_task[m][first:] for m in modes if m in newest.by_task} if newest else {},
             loss=self._losses(rounds),
-            bytes={way: dict(counts.most_common(TOLD)) for way, counts in self._bytes.items()},
+            bytes={way: _largest(counts) for way, counts in self._bytes.items()},
             rejected=self._rejected,
             failures=self._failures,
             told=self._told[::-1],
@@ -238,6 +239,13 @@ def _settings(manifest: Manifest, path: Path) -> dict[str, Any]:
         return tomllib.loads(manifest.settings or read_text(path / "settings.toml"))
     except (ValueError, RecursionError):
         raise RunError(f"{path} is damaged: its settings are no TOML.") from None
+
+
+def _largest(counts: Counter[str]) -> dict[str, int]:
+    """The largest kinds and what the others have together, so that the sum is that of all."""
+    shown = dict(counts.most_common(TOLD))
+    rest = counts.total() - sum(shown.values())
+    return shown | ({OTHERS: shown.get(OTHERS, 0) + rest} if rest else {})
 
 
 def _value(settings: dict[str, Any], section: str, key: str) -> Any:

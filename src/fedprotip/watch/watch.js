@@ -43,7 +43,15 @@ function round(value) {
 // A chart of lines in a holder: [{name, points: [[x, y], …]}], x from `left` to `right`, y from 0 to `top`.
 function chart(holder, lines, left, right, top, ticks, legend, label) {
   const width = Math.min(640, Math.max(260, holder.clientWidth - 20));  // letters keep their size on a phone
-  const [height, margin, foot, head] = [230, 40, 26, legend ? 24 : 8];
+  const margin = 40, foot = 42, spots = [];
+  let place = margin, row = 0;
+  for (const line of legend ? lines : []) {
+    const wide = 34 + 7 * line.name.length;
+    if (place > margin && place + wide - 16 > width) [place, row] = [margin, row + 1];
+    spots.push([place, 18 * row]);
+    place += wide;
+  }
+  const head = legend ? 24 + 18 * row : 8, height = 246 + 18 * row;
   const x = (value) => margin + ((value - left) / Math.max(right - left, 1e-9)) * (width - margin - 12);
   const y = (value) => height - foot - (Math.min(value, top) / top) * (height - foot - head);
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
@@ -54,20 +62,19 @@ function chart(holder, lines, left, right, top, ticks, legend, label) {
     svg.append(drawn("text", { x: margin - 6, y: y(value) + 4, "text-anchor": "end" }, text));
   }
   for (const tick of ticks) {
-    svg.append(drawn("text", { x: x(tick), y: height - 8, "text-anchor": "middle" }, String(tick)));
+    svg.append(drawn("text", { x: x(tick), y: height - foot + 18, "text-anchor": "middle" }, String(tick)));
   }
-  svg.append(drawn("text", { x: width - 12, y: height - foot - 6, "text-anchor": "end" }, "tasks"));
-  let place = margin;
-  for (const line of lines) {
+  svg.append(drawn("text", { x: (margin + width - 12) / 2, y: height - 7, "text-anchor": "middle" }, "tasks"));
+  for (const [number, line] of lines.entries()) {
     const known = line.points.filter(([, value]) => value !== null && value !== undefined);
     svg.append(drawn("polyline", { class: line.name, points: known.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") }));
     if (legend && known.length <= 40) {
       for (const [a, b] of known) svg.append(drawn("circle", { class: line.name, cx: x(a), cy: y(b), r: 3 }));
     }
     if (legend) {
-      svg.append(drawn("rect", { class: line.name, x: place, y: 4, width: 10, height: 10 }));
-      svg.append(drawn("text", { x: place + 15, y: 13 }, line.name));
-      place += 34 + 7 * line.name.length;
+      const [across, down] = spots[number];
+      svg.append(drawn("rect", { class: line.name, x: across, y: down + 4, width: 10, height: 10 }));
+      svg.append(drawn("text", { x: across + 15, y: down + 13 }, line.name));
     }
   }
   holder.replaceChildren(svg);
