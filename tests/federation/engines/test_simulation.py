@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -10,7 +11,7 @@ import fedprotip
 from fedprotip.envelopes import require_flower
 from fedprotip.federation.engines.simulation import started
 from fedprotip.store.memory import status_mb, watched
-from tests.flower.loopback import listening
+from tests.flower.loopback import children, listening
 from tests.small import REDUCED, quick, results, small
 from tests.watchdog import in_time
 
@@ -68,6 +69,23 @@ def test_a_client_that_fails_is_left_out_and_a_run_goes_on_after_an_interruption
     assert {event["client"] for event in failures} == {1}
 
 
+def test_a_process_of_ray_that_dies_costs_nothing(tmp_path, monkeypatch):
+    """Killed by its id after every round, as Ray does where memory runs short: another one goes on."""
+    quick(monkeypatch)
+    killed = []
+
+    def kill(event):
+        if event["event"] == "round":
+            killed.append(next(pid for pid, name in children(os.getpid()) if name.startswith("ray::ClientAppActor")))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    with in_time(600):
+        fedprotip.run(settings("fedavg"), out=tmp_path / "local")
+        fedprotip.run(settings("fedavg", "run.engine=flower"), out=tmp_path / "flower", observers=[kill])
+    assert len(set(killed)) == 4
+    assert results(tmp_path / "flower") == results(tmp_path / "local")
+
+
 def test_nobody_else_can_reach_its_processes(monkeypatch):
     """Whoever reaches Ray can run programs: all that it listens on is loopback, whatever cluster is somewhere else."""
     from flwr.clientapp import ClientApp
@@ -101,7 +119,7 @@ def test_a_hundred_clients_with_messages_of_a_resnet_do_not_fill_the_server(tmp_
         method={"name": "fedavg"},
     )
     try:
-        with in_time(900), watched() as peak:
+        with in_time(1800), watched() as peak:
             summary = fedprotip.run(given, out=folder, observers=[lambda event: began.append(status_mb("VmRSS"))])
         ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     finally:

@@ -38,6 +38,10 @@ UP = 300.0
 TRIES = 3
 """Ray gives itself 30 seconds to start, which a machine with much to do may not keep; so often it is tried."""
 
+RETRIES = 3
+"""How often Ray asks again where one of its processes has died, which is started again: by itself or for memory that
+others use too (Ray ends its own first). Flower would go on asking the dead one, whose errors come at once."""
+
 
 def simulated(stream: Stream, settings: Settings, folder: Path) -> FlowerEngine:
     """The engine, with its simulation running; `folder`: holds a folder for every client."""
@@ -137,7 +141,8 @@ class Simulation:
 
         given = {"num_cpus": workers, "log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         given["address"] = "local"  # whatever cluster RAY_ADDRESS names
-        config: Any = {"init_args": given, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+        resources = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": RETRIES}
+        config: Any = {"init_args": given, "client_resources": resources}  # all of it options of Ray's actors
         try:
             run_simulation(server, app, nodes, backend_config=config)
         except BaseException as error:
