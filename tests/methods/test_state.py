@@ -4,9 +4,12 @@ import pytest
 import torch
 
 import fedprotip
+from fedprotip.messages import Message
+from fedprotip.methods import Exchange, base
 from fedprotip.methods.local import Belongings
 from fedprotip.methods.parts.references import References
 from fedprotip.methods.state import Form, Kept, Knowledge
+from fedprotip.settings import KNOWN, MethodSettings
 from fedprotip.store.clients import ClientStore
 from fedprotip.store.objects import ObjectFolder
 from tests.small import quick, small
@@ -136,10 +139,148 @@ def test_a_clients_own_state_has_its_declared_form_too(own):
     assert own.get("memory-5") is None
 
 
+HYPHENS = (
+    Kept("old-images", "private", {"images": Form("n")}),
+    Kept("old", "private", {"labels": Form("n", torch.int64)}),
+)
+
+
+def test_what_is_kept_may_have_hyphens_in_its_name(own):
+    """The longest declared name that fits counts; in knowledge, in files and with a client."""
+    own = Belongings(own.store, 3, HYPHENS)
+    own.put("old-images-4", {"images": torch.ones(2)})
+    own.put("old-images", {"images": torch.zeros(2)})
+    own.put("old-3", {"labels": torch.ones(1, dtype=torch.int64)})
+    assert torch.equal(own.get("old-images-4")["images"], torch.ones(2))
+    with pytest.raises(KeyError, match="labels is not declared"):
+        own.put("old-images-5", {"labels": torch.ones(1)})
+    with pytest.raises(KeyError, match="labels/images is not declared"):
+        own.put("old-labels", {"labels/images": torch.ones(1)})
+
+
+REFUSED = {
+    "another folder": (("a/b", "shared"), "not the name of a file"),
+    "no name": (("", "shared"), "not the name of a file"),
+    "two lines": (("a\nb", "server"), "not the name of a file"),
+    "half a letter": (("a\ud800", "server"), "not the name of a file"),
+    "a long name": (("a" * 240, "server"), "longer than 100 letters"),
+    "nowhere": (("a", "clients"), "none of shared, server, private"),
+    "the model": (("model", "shared", {"*": Form("n")}, True), "another file of the run folder"),
+    "private and told": (("a", "private", {"*": Form("n")}, True), "what is private never is"),
+    "no forms": (("a", "shared", {}), "needs forms"),
+    "a form that is none": (("a", "shared", {"*": "n"}), "needs forms"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_kept_is_refused_when_it_is_declared(case):
+    given, why = REFUSED[case]
+    with pytest.raises(ValueError, match=why):
+        Kept(*given, **({} if len(given) > 2 else {"forms": {"*": Form("n")}}))
+
+
+@pytest.mark.parametrize("given", [("n -1",), ("n, d",), (3,), ("n", "float32"), ("n", torch.complex128), ("n", float)])
+def test_a_form_that_no_tensor_or_file_has_is_refused(given):
+    with pytest.raises(ValueError, match="form"):
+        Form(*given)
+
+
+@pytest.mark.parametrize("name", ["hints/", "hints/__metadata__", "hints/a\ud800", "hints/a\nb", "hints"])
+def test_names_that_no_file_can_have_are_refused(known, name):
+    with pytest.raises(KeyError, match="is not declared"):
+        known[name] = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ([1, 2], "no tensor"),
+        (torch.ones(2).numpy(), "no tensor"),
+        (torch.ones(2).to_sparse(), "no tensor"),
+        (torch.ones(2, device="meta"), "no tensor"),
+        (torch.tensor([0.5, 1.0]), "cannot hold"),
+        (torch.tensor([torch.nan, 1.0]), "cannot hold"),
+        (torch.tensor([1j, 0]), "cannot hold"),
+    ],
+    ids=str,
+)
+def test_what_the_declared_form_cannot_hold_is_refused(known, value, why):
+    with pytest.raises(ValueError, match=why):
+        known["bases/ranks"] = value
+    known["bases/ranks"] = torch.tensor([1.0, 2.0])
+    assert known["bases/ranks"].tolist() == [1, 2]
+
+
+def declaring(monkeypatch, **hooks):
+    """A method of this test alone, with the hooks of FedAvg but for these."""
+    monkeypatch.setattr(base, "_methods", dict(base._methods))
+    monkeypatch.setitem(KNOWN, "method.name", dict(KNOWN["method.name"]))
+
+    class Options(MethodSettings):
+        name: str = "declaring"
+
+    quick(monkeypatch)
+    return base.register(type("Declaring", (base.Method,), {"name": "declaring", "Options": Options, **hooks}))
+
+
+def test_a_name_is_declared_once(monkeypatch):
+    declaring(monkeypatch, state=(*DECLARED, Kept("memory", "shared", {"*": Form("n")})))
+    with pytest.raises(ValueError, match="'memory' is declared twice"):
+        base.create_method(small(method={"name": "declaring"}))
+
+
+@pytest.mark.parametrize("word", [{"when": "ends"}, {"who": "all"}, {"combine": "median"}, {"name": ""}])
+def test_an_exchange_that_would_never_take_place_is_refused(monkeypatch, word):
+    exchange = type("Odd", (Exchange,), {"name": "odd", **word})
+    declaring(monkeypatch, at_end=lambda self: (exchange(),))
+    with pytest.raises(ValueError, match=r"none of|cannot be called"):
+        base.create_method(small(method={"name": "declaring"}))
+
+
+def test_shared_state_that_clients_would_not_be_told_is_refused(tmp_path, monkeypatch):
+    """Simulated clients would have it, real ones not."""
+
+    class Silent(Exchange):
+        name, who = "silent", "nobody"
+
+        def digest(self, combined, site):
+            site.known["hints/a"] = torch.ones(2)
+
+    declaring(monkeypatch, state=DECLARED, at_end=lambda self: (Silent(),))
+    with pytest.raises(ValueError, match="the digest of 'silent' writes what clients share"):
+        fedprotip.run(small(method={"name": "declaring"}), out=tmp_path / "r")
+
+
+def test_both_ends_hear_a_digest_alike(tmp_path, monkeypatch):
+    """Its metadata as JSON has them, and the same numbers by chance."""
+    heard = []
+
+    class Odd(Exchange):
+        name, when, combine = "odd", "begin", "sum"
+
+        def answer(self, local):
+            return Message(self.name, {"n": torch.ones(1)})
+
+        def digest(self, combined, site):
+            return Message(self.name, combined.tensors, {"shape": (1, 2), 3: True})
+
+        def receive(self, message, site):
+            heard.append((message.meta, torch.rand(2, generator=site.chance("odd", 1)).tolist()))
+
+    declaring(monkeypatch, at_begin=lambda self: (Odd(),))
+    fedprotip.run(
+        small("stream.tasks=1", "train.rounds=1", "run.engine=apart", method={"name": "declaring"}), out=tmp_path / "r"
+    )
+    assert len(heard) == 4
+    assert all(found == ({"shape": [1, 2], "3": True}, heard[0][1]) for found in heard)
+
+
 @pytest.mark.parametrize("name", ["bases", "nonsense", "memorys", "tally"])
 def test_a_client_keeps_only_what_is_declared_as_private(own, name):
     with pytest.raises(KeyError, match="not declared as private"):
         own.put(name, {})
+    with pytest.raises(KeyError, match="not declared as private"):
+        own.get(name)
     with pytest.raises(KeyError, match="is not declared"):
         own.put("memory", {"nonsense": torch.zeros(1)})
 

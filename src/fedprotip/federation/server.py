@@ -1,5 +1,6 @@
 """The server: the global model, what is known about past tasks, and where the run stands."""
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import full_state, load_state
 from fedprotip.seeds import numpy_stream
 from fedprotip.settings import DataSettings, RunSettings, Settings, to_toml
-from fedprotip.store.files import Tensors
+from fedprotip.store.files import Tensors, marks
 from fedprotip.store.records import Number
 from fedprotip.stream import Stream
 from fedprotip.stream.plan import Plan
@@ -292,9 +293,17 @@ class Server:
 
     def digest(self, exchange: Exchange, combined: Any) -> None:
         """Take in what follows from the replies; clients are told of it with their next question."""
+        shared = self.site.known.shared()
+        before = marks(shared)
         message = exchange.digest(combined, self.site)
+        if marks(self.site.known.shared()) != before:
+            raise ValueError(
+                f"the digest of {exchange.name!r} writes what clients share, and nobody would tell them of it: "
+                "that is for receive"
+            )
         if message is None:
             return
+        message = Message(message.kind, message.tensors, json.loads(json.dumps(message.meta)))  # as clients hear it
         if exchange.when == "end" and exchange.settles:
             self.settle()
         heard = self.site.version

@@ -29,7 +29,7 @@ from fedprotip.methods.parts.start import ClosedStart
 from fedprotip.methods.parts.stored import RAW, STORED
 from fedprotip.methods.parts.training import Training, falling
 from fedprotip.methods.site import Site
-from fedprotip.methods.state import Kept, Knowledge
+from fedprotip.methods.state import Kept, Knowledge, declared
 from fedprotip.methods.wire import TaskView
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.prefix import InputBatch
@@ -76,9 +76,12 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        declared(self.state)
         self.check()
         start = [ClosedStart(settings)] if settings.train.head_start == "closed" else []
         self.exchanges = (Presence(), *start, *self.at_begin(), *self.in_round(), *self.at_end())
+        for exchange in self.exchanges:
+            exchange.check_words()
         names = [exchange.name for exchange in self.exchanges]
         if len({*names, *RESERVED}) < len(names) + len(RESERVED):
             raise ValueError(f"{self.name}: exchanges need names of their own, none of {', '.join(RESERVED)}: {names}")

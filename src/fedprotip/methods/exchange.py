@@ -6,7 +6,7 @@ is a list of them and a few hooks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -68,6 +68,15 @@ class Exchange:
     """Bits behind the point in a secure sum: fewer where numbers are large. 62 are shared by all clients."""
     slack: ClassVar[float] = 3.0
     """How many times as large as the others' a reply may be (`sizes`); in honest runs at most 2.2: docs/threats.md."""
+
+    def check_words(self) -> None:
+        """A ValueError where name, when, who or combine is none: such an exchange would silently not take place."""
+        if not self.name or not self.name.isprintable():
+            raise ValueError(f"an exchange cannot be called {self.name!r}: messages of it have this kind")
+        for word, choices in (("when", When), ("who", Who), ("combine", Combine)):
+            if (said := getattr(self, word)) not in get_args(choices):
+                known = ", ".join(get_args(choices))
+                raise ValueError(f"the exchange {self.name!r} has {word} = {said!r}, which is none of {known}")
 
     def due(self, site: "Site") -> bool:
         """Whether it takes place in the task that the site has begun."""

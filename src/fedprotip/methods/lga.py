@@ -27,7 +27,6 @@ from fedprotip.methods.parts.transition import (
 )
 from fedprotip.methods.site import Site
 from fedprotip.models.steps import Inputs
-from fedprotip.seeds import torch_stream
 from fedprotip.settings import Settings
 
 RADIUS = 0.15
@@ -112,7 +111,7 @@ class LGA(Transitions):
         if site.task == 0:
             return proxy.accuracy(site.network, features, labels)
         length = site.known.get(f"{proxy.PROXY}/radius", torch.tensor(RADIUS)).item()
-        chance = torch_stream(site.settings.run.seed, "copies", site.task, int(site.known[f"{proxy.PROXY}/rounds"]))
+        chance = site.chance("copies", int(site.known[f"{proxy.PROXY}/rounds"]))
         noisy = [
             copies(features[labels == label], length, options.copies, options.bound, options.tries, chance)
             for label in labels.unique()

@@ -32,14 +32,21 @@ class Belongings:
 
     def get(self, name: str) -> Tensors | None:
         """What was stored under this name, as a copy; None where nothing was."""
+        self._kept(name)
         return self.store.get(self.client, name)
 
     def put(self, name: str, tensors: Tensors) -> None:
         """Store a group under a declared name, or NAME-… (one group per task, say)."""
-        kept = next((k for k in self.declared if k.where == "private" and name.partition("-")[0] == k.name), None)
-        if kept is None:
-            raise KeyError(f"{name!r} is not declared as private state of the method")
+        kept = self._kept(name)
         self.store.put(self.client, name, {key: kept.canonical(key, tensor) for key, tensor in tensors.items()})
+
+    def _kept(self, name: str) -> Kept:
+        """As what a group is declared: names may have hyphens of their own, so the longest that fits counts."""
+        own = (k for k in self.declared if k.where == "private" and f"{name}-".startswith(f"{k.name}-"))
+        kept = max(own, key=lambda k: len(k.name), default=None)
+        if kept is None or not name.isprintable():
+            raise KeyError(f"{name!r} is not declared as private state of the method")
+        return kept
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedprotip.methods.wire import TaskView, Wire
 from fedprotip.models import Network
 from fedprotip.models.freeze import frozen_prefixes
 from fedprotip.models.state import load_state, moving_state, release, tensor_of
-from fedprotip.seeds import ambient_stream
+from fedprotip.seeds import ambient_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.store.files import Tensors
 from fedprotip.stream.look import Look
@@ -72,6 +72,13 @@ class Site:
         if self._look is None:
             raise ValueError("this site was not told how images look")
         return self._look
+
+    def chance(self, purpose: str, *place: int | str) -> torch.Generator:
+        """A random stream of this task, and of a place in it: for `digest`, and for `receive`, the same at both ends.
+
+        A client that answers has its own, `Local.chance`, which knows the round as well.
+        """
+        return torch_stream(self.settings.run.seed, purpose, self.task, *place)
 
     def grow(self, task: int) -> None:
         """The heads of all tasks up to this one; the same on every machine, so new heads need not travel."""

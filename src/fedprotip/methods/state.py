@@ -8,14 +8,19 @@ Checkpoints, the files of the run folder, what a newcomer receives and what a cl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedprotip.store.files import Tensors
+from fedprotip.store.files import Tensors, parsed, serialise
+from fedprotip.store.plain import plain_name
 
 Where = Literal["shared", "server", "private"]
+OTHERS = ("model", "data")
+"""Files NAME.safetensors of a run folder that are no method's."""
+LONGEST = 100
+"""Letters of a group's name: with what is added to it, it is the name of a file."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,16 @@ class Form:
     sizes: str
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sizes, str) or not all(w.isdecimal() or w.isidentifier() for w in self.sizes.split()):
+            raise ValueError(f"the sizes of a form are numbers and words, as in 'n 1 d', not {self.sizes!r}")
+        try:
+            kept = parsed(serialise({"": torch.empty(0, dtype=self.dtype)}), "")[""].dtype == self.dtype
+        except Exception:  # whatever torch or the format says to it
+            kept = False
+        if not kept:
+            raise ValueError(f"a form cannot have the dtype {self.dtype!r}: no file keeps it")
+
     def fits(self, tensor: Tensor) -> bool:
         words, found = self.sizes.split(), dict[str, int]()
         if len(words) != tensor.dim():
@@ -37,6 +52,13 @@ class Form:
             size == (int(word) if word.isdecimal() else found.setdefault(word, size))
             for word, size in zip(words, tensor.shape, strict=True)
         )
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether its numbers have this dtype; those of float may be rounded, whole ones stay what they are."""
+        if tensor.is_complex():
+            return self.dtype.is_complex
+        exact = tensor.dtype == self.dtype or self.dtype.is_floating_point
+        return exact or torch.equal(tensor.to(self.dtype).to(tensor.dtype), tensor)
 
     def canonical(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.dtype).contiguous()
@@ -56,17 +78,40 @@ class Kept:
     artefact: bool = False
     """Whether it becomes the file NAME.safetensors of the run folder."""
 
+    def __post_init__(self) -> None:
+        if self.where not in get_args(Where):
+            raise ValueError(f"{self.name!r} is kept at {self.where!r}, which is none of {', '.join(get_args(Where))}")
+        if len(plain_name(self.name)) > LONGEST:
+            raise ValueError(f"the name {self.name[:LONGEST]!r}… of what is kept is longer than {LONGEST} letters")
+        if not self.forms or not all(isinstance(form, Form) for form in self.forms.values()):
+            raise ValueError(f"{self.name!r} needs forms of its tensors: pattern → Form, at least one")
+        if self.artefact and (self.where == "private" or self.name in OTHERS):
+            why = "what is private never is" if self.where == "private" else "that is another file of the run folder"
+            raise ValueError(f"{self.name!r} cannot become a file of the run folder: {why}")
+
     def form(self, rest: str) -> Form | None:
         return next((form for pattern, form in self.forms.items() if fnmatchcase(rest, pattern)), None)
 
     def canonical(self, rest: str, tensor: Tensor) -> Tensor:
         """The tensor as it is kept; a KeyError or ValueError where it was not declared so."""
         form = self.form(rest)
-        if form is None:
+        if form is None or not rest.isprintable() or rest in ("", "__metadata__"):  # the last is the format's own
             raise KeyError(f"{self.name}/{rest} is not declared by the method")
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            raise ValueError(f"{self.name}/{rest} is no tensor of numbers, but {type(tensor).__name__}")
         if not form.fits(tensor):
             raise ValueError(f"{self.name}/{rest} has shape {tuple(tensor.shape)}, declared is ({form.sizes})")
+        if not form.holds(tensor):
+            raise ValueError(f"{self.name}/{rest} is {tensor.dtype} that {form.dtype}, as declared, cannot hold")
         return form.canonical(tensor)
+
+
+def declared(state: Iterable[Kept]) -> tuple[Kept, ...]:
+    """What a method says it keeps; ValueError where a name stands for two things."""
+    kept = tuple(state)
+    if double := [one.name for index, one in enumerate(kept) if one.name in {k.name for k in kept[:index]}]:
+        raise ValueError(f"{double[0]!r} is declared twice as state of the method")
+    return kept
 
 
 class Knowledge(dict[str, Tensor]):

@@ -8,7 +8,7 @@ from torch import nn
 from fedprotip.messages import Message
 from fedprotip.methods import Exchange, Form, Kept, Method, register
 from fedprotip.models.state import full_state
-from fedprotip.seeds import ambient_stream, torch_stream
+from fedprotip.seeds import ambient_stream
 from fedprotip.settings import MethodSettings
 
 NOISE = 8
@@ -42,7 +42,7 @@ class Dreaming(Exchange):
         seed, steps = site.settings.run.seed, site.settings.method.steps
         with ambient_stream(seed, "generator", site.task):
             made = generator(len(known), shape)
-        chance, optimizer = torch_stream(seed, "dreams", site.task), torch.optim.SGD(made.parameters(), 0.1)
+        chance, optimizer = site.chance("dreams"), torch.optim.SGD(made.parameters(), 0.1)
         site.network.eval()
         for step in range(steps):
             labels = torch.randint(len(known), (16,), generator=chance)

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedprotip.methods.parts.distillation import distillation, earlier
 from fedprotip.methods.site import Site
 from fedprotip.models.heads import Network, new_network
-from fedprotip.seeds import ambient_stream, derive, torch_stream
+from fedprotip.seeds import ambient_stream, derive
 from fedprotip.settings import MethodSettings
 
 BETAS = (0.5, 0.999)
@@ -159,7 +159,7 @@ class Synthesis:
         self.first_adversarial = options.warmup
         with torch.no_grad():
             self.outputs = self.heard(self.teacher, torch.zeros(1, *site.image_shape, device=self.device))[1].shape[1]
-        self.chance = torch_stream(site.settings.run.seed, "synthesis", site.task)
+        self.chance = site.chance("synthesis")
         self.student = self._new_student()
         self._lessons = torch.optim.SGD(
             self.student.parameters(), options.student_lr, momentum=0.9, weight_decay=options.student_decay

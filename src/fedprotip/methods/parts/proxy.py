@@ -20,7 +20,6 @@ from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept, Where
 from fedprotip.models import Network
 from fedprotip.models.state import full_state, load_state
-from fedprotip.seeds import torch_stream
 
 if TYPE_CHECKING:
     from fedprotip.methods.parts.transition import Transitions
@@ -157,11 +156,10 @@ class Prototypes(Exchange):
 
 def reconstructed(told: list[tuple[int, Tensor]], site: Site) -> tuple[Tensor, Tensor]:
     """Images behind the gradients of clients, and their labels."""
-    options, seed, device = cast("Transitions", site.method).options, site.settings.run.seed, site.device
+    options, device = cast("Transitions", site.method).options, site.device
     encoder = encoder_of(site).to(device)
     starts = [
-        torch.randn(len(rows), *site.image_shape, generator=torch_stream(seed, "proxy", site.task, client))
-        for client, rows in told
+        torch.randn(len(rows), *site.image_shape, generator=site.chance("proxy", client)) for client, rows in told
     ]
     start, gradients = torch.cat(starts), torch.cat([rows for _, rows in told])
     pieces = list(zip(start.split(PIECE), gradients.split(PIECE), strict=True))
