@@ -209,13 +209,16 @@ def test_a_lesson_is_steps_of_sgd_towards_what_the_teacher_says_of_shaken_images
     options = site.method.options.model_copy(update={"student_steps": 1, "synthesis_batch": 6})
     synthesis, pool = MetaSynthesis(site, options), torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
     student, state = deepcopy(synthesis.student).train().requires_grad_(True), synthesis.chance.get_state()
-    for _ in range(2):
+    rates = [0.005 * (1 + math.cos(math.pi * round_ / 200)) / 2 for round_ in range(3)]
+    for rate in rates[:2]:
+        assert synthesis._lessons.param_groups[0]["lr"] == pytest.approx(rate, rel=1e-9)
         synthesis._teach(pool)
         assert not any(parameter.requires_grad for parameter in synthesis.student.parameters())
         assert not synthesis.student.training
+    assert synthesis._lessons.param_groups[0]["lr"] == pytest.approx(rates[2], rel=1e-9)
     synthesis.chance.set_state(state)
     optimizer = torch.optim.SGD(student.parameters(), 0.005, momentum=0.9, weight_decay=2e-4)
-    for rate in (0.005, 0.005 * (1 + math.cos(math.pi / 200)) / 2):
+    for rate in rates[:2]:
         images = pool[torch.randperm(6, generator=synthesis.chance)] / 255
         inputs = site.look.inputs(site.look.shaken(images, synthesis.chance))
         with torch.no_grad():
