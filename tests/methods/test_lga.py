@@ -75,6 +75,16 @@ def test_both_terms_have_weights_within_bounds(tmp_path, groups):
     same_gradients(found, expected, site.network)
 
 
+@pytest.mark.parametrize("taught", [False, True])
+def test_in_the_first_task_there_is_one_term_and_no_weight(tmp_path, taught):
+    parts = Ends(small("method.strength=2.0", method=LESS), tmp_path)
+    local = parts.local(0)
+    local.scratch["teacher"] = proxy.model_of(local.network, 0.5 * proxy.flat(local.network), 1) if taught else None
+    images, labels = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 1, 0, 1])
+    plain = F.binary_cross_entropy_with_logits(local.network(images), F.one_hot(labels, 2).float(), reduction="sum")
+    torch.testing.assert_close(parts.method.loss(local, images, labels), 2 * plain / 5)
+
+
 def test_bounds_out_of_order_are_refused():
     with pytest.raises(fedprotip.UsageError, match="above highest"):
         small("method.lowest=6.0", method=LESS)
