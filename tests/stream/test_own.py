@@ -175,6 +175,8 @@ def test_csv_with_a_split(tmp_path):
     assert np.bincount(found.test_labels).tolist() == [3] * 3
     plain = own(tmp_path / "pics")
     assert sorted(map(bytes, found_bytes(found))) == sorted(map(bytes, found_bytes(plain)))
+    other = write_csv(tmp_path / "other.csv", [row | {"split": f"{row['split'].upper()} "} for row in rows])
+    assert found_bytes(own(other)) == found_bytes(found)
 
 
 def found_bytes(dataset):

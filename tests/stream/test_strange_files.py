@@ -129,7 +129,10 @@ def npz(path, **arrays):
 
 
 ODD = {
-    "objects": ({"y": np.array([0, 1, "a", None] * 2, object)}, "not an npz file of plain arrays"),
+    "objects": (
+        {"y": np.array([0, 1, "a", None] * 2, object)},
+        "plain arrays (it holds Python objects; save names as text",
+    ),
     "not a number": ({"x": np.full((8, 4, 4), np.nan)}, "holds NaN or infinite values"),
     "complex": ({"x": np.zeros((8, 4, 4), complex)}, "must be images of whole numbers or floats"),
     "records": ({"x": np.zeros((8, 4, 4), [("a", "u1")])}, "must be images of whole numbers or floats"),
@@ -190,6 +193,8 @@ def test_tables_that_are_none(tmp_path):
         ("path,label\n.,x\n", "does not exist"),
         ("path,label\n" + '"' + "a" * 200_000, "not a CSV file"),
         ("\n\n", "needs the columns"),
+        ("\npath,label\na.png,x\n", "needs the columns path and label; it has none"),
+        ("# mine\npath,label\na.png,x\n", "needs the columns path and label; it has # mine"),
         ("", "needs the columns"),
     ):
         (tmp_path / "t.csv").write_text(text)

@@ -6,7 +6,7 @@ Read from a folder per class, a CSV or Parquet file, or an NPZ file. Nothing is 
 import csv
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def read_csv(path: Path) -> Table:
             rows = [row for row in reader if any(row.values())]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV file in UTF-8: {error}; save it as one.") from None
+    _refuse_unnamed(path, names)
     for number, row in enumerate(rows, 1):
         if None in row:
             raise UsageError(f"{path}: sample {number} has more than the {len(names)} entries of the first line.")
@@ -142,8 +143,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             return {name: file[name] for name in file.files}
     except UsageError:
         raise
-    except Exception:  # numpy, zipfile and zlib each have their own errors for a damaged file
-        raise UsageError(f"{path} is not an npz file of plain arrays.") from None
+    except Exception as error:  # numpy, zipfile and zlib each have their own errors for a damaged file
+        objects = (
+            " (it holds Python objects; save names as text: y.astype(str))" if "allow_pickle" in str(error) else ""
+        )
+        raise UsageError(f"{path} is not an npz file of plain arrays{objects}.") from None
 
 
 def _meant(path: Path, what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -158,8 +162,7 @@ def _meant(path: Path, what: str, names: Sequence[str], known: Sequence[str]) ->
 
 
 def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    if not {"path", "label"} <= set(names):
-        raise UsageError(f"{path} needs the columns path and label; it has {', '.join(map(str, names)) or 'none'}.")
+    _refuse_unnamed(path, names)
     columns = {name: [_text(row[name]).strip() for row in rows] for name in COLUMNS if name in names}
     given = columns.pop("path")
     if "" in given:
@@ -174,6 +177,12 @@ def _from_rows(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any
         )
     unused = _unused(path, "columns", names, COLUMNS)
     return _checked(path, Table([str(image) for image in images], columns.pop("label"), columns, unused))
+
+
+def _refuse_unnamed(path: Path, names: Sequence[str]) -> None:
+    if not {"path", "label"} <= set(names):
+        have = shortened(", ".join(names)) or "none"
+        raise UsageError(f"{path} needs the columns path and label; it has {have}.")
 
 
 def _beside(table: Path, name: str) -> Path:
@@ -197,10 +206,14 @@ def _checked(path: Path, table: Table) -> Table:
         broken = next((text for text in column if not _is_utf8(text) or "\0" in text), "")
         if broken:
             raise UsageError(f"{path}: the {name} {shortened(broken)!r} is not text in UTF-8 without NUL; rename it.")
-    for number, part in enumerate(table.columns.get("split", []), 1):
-        if part not in PARTS:
-            raise UsageError(f"{path}: sample {number} has split {shortened(part)!r}; valid are train and test.")
-    return table
+    if "split" not in table.columns:
+        return table
+    parts = [part.strip().lower() for part in table.columns["split"]]
+    wrong = next((number for number, part in enumerate(parts) if part not in PARTS), None)
+    if wrong is not None:
+        given = shortened(table.columns["split"][wrong])
+        raise UsageError(f"{path}: sample {wrong + 1} has split {given!r}; valid are train and test.")
+    return replace(table, columns=table.columns | {"split": parts})
 
 
 def _pixels(path: Path, name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
