@@ -56,6 +56,12 @@ def test_of_an_animation_the_first_picture_is_read(tmp_path):
         assert np.asarray(open_rgb(str(tmp_path / name)))[0, 0].tolist() == [255, 0, 0]
 
 
+def test_an_empty_file_is_called_empty(tmp_path):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(fedprotip.UsageError, match=r"a\.png cannot be read as an image \(it is empty\)"):
+        open_rgb(str(tmp_path / "a.png"))
+
+
 def test_a_picture_that_is_a_program_is_not_run(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")

@@ -264,6 +264,8 @@ def _planes(image: Image.Image) -> np.ndarray:
 def _open(source: str | io.BytesIO, formats: tuple[str, ...] | None = None, most: int | None = None) -> Image.Image:
     if isinstance(source, str) and os.path.exists(source) and not os.path.isfile(source):
         raise ValueError("it is a folder, a pipe or a device, not a file")  # a pipe would be waited for, for ever
+    if isinstance(source, str) and not os.path.getsize(source):
+        raise ValueError("it is empty")
     with Image.open(source, formats=formats or _formats()) as image:
         if most is not None and image.width * image.height > most:
             raise ValueError(f"it has {image.width * image.height:,} pixels, and {most:,} are the most")
