@@ -5,7 +5,6 @@ its own, so that its memory and its processor time are its own.
 """
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from fedprotip.api import Source, check, resume, run
 from fedprotip.errors import FedprotipError, RunError, UsageError
 from fedprotip.federation.engines.pool import end_with_the_run
 from fedprotip.federation.engines.workplace import modules_of
-from fedprotip.settings import Settings
+from fedprotip.settings import Settings, tomltext
 from fedprotip.store.events import Event, Observer, as_event
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.stream import spelled_out
@@ -184,7 +183,7 @@ def _values(entry: str) -> list[str]:
             f"--vary {entry!r} is not of the form section.key=value,value, such as method.threshold=0.7,0.9."
         )
     try:
-        values = tomllib.loads(f"v = [{listed}]")["v"]
-    except tomllib.TOMLDecodeError:
+        values = tomltext.loads(f"v = [{listed}]")["v"]
+    except ValueError:
         values = [part.strip() for part in listed.split(",")]
     return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for value in values]

@@ -1,6 +1,7 @@
 """LANDER: anchors, the radius around them, the weights of old and new, and images made of anchors."""
 
 import math
+import os
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -24,6 +26,7 @@ from tests.methods.test_target import same_gradients, settings
 from tests.sites import Ends
 from tests.small import quick, tensors
 from tests.teachers import learned_site
+from tests.watchdog import in_time
 
 
 def lander(*overrides, **sections):
@@ -124,9 +127,25 @@ def test_a_run_folder_names_the_file_from_where_it_lies(tmp_path):
 
 def test_what_is_no_file_of_tensors_is_refused(tmp_path):
     (tmp_path / "text.npz").write_bytes(b"no archive")
-    for name in ("text.npz", "absent.npz", "absent.safetensors"):
-        with pytest.raises(UsageError, match="cannot be read"):
+    (tmp_path / "text.safetensors").write_bytes(b"none either")
+    (tmp_path / "head.npz").write_bytes(b"PK\3\4" + bytes(50))
+    (tmp_path / "zero.npz").symlink_to("/dev/zero")
+    for name in ("pipe.npz", "pipe.safetensors"):
+        os.mkfifo(tmp_path / name)
+    names = ["text.npz", "head.npz", "text.safetensors", "absent.npz", "absent.safetensors"]
+    for name in [*names, "zero.npz", "pipe.npz", "pipe.safetensors"]:
+        with pytest.raises(UsageError, match=r"cannot be read|is not a file|is not an npz file"), in_time(20):
             text.from_file(str(tmp_path / name), ["0"], 4)
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_vectors_that_are_no_real_numbers_are_refused(tmp_path, kind):
+    """Too large for what learns from them, complex, or text."""
+    path = tmp_path / f"text.{kind}"
+    for array in (np.full(4, 1e300), np.ones(4, np.complex64), *([np.array(list("abcd"))] if kind == "npz" else [])):
+        np.savez(path, a=array) if kind == "npz" else save_numpy({"a": array}, path)
+        with pytest.raises(UsageError, match=r"numbers that are none|has no vector"):
+            text.from_file(str(path), ["a"], 4)
 
 
 def test_the_sentence_encoder_is_asked_for_prompts(tmp_path, monkeypatch):

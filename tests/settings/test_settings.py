@@ -199,12 +199,16 @@ def test_an_assignment_into_a_scalar_is_refused():
         (b"[train]\nrounds = 5\nrounds = 6", "not valid TOML"),
         (b"a = " + 3000 * b"[", "not valid TOML"),
         (b"a = " + 5000 * b"9", "not valid TOML"),
+        (b"train" + 20_000 * b".a" + b" = 1", "a key of more than 20 parts"),
+        (b"[train" + 20_000 * b" . 'a b'" + b"]", "a key of more than 20 parts"),
+        (b"train = {rounds" + 20_000 * b'."\\"a"' + b" = 1}", "a key of more than 20 parts"),
+        (b"[data]\nname = '" + 2**22 * b"a" + b"'", "more than 4,194,304"),
         (b"\x80\xff\x00PK", "UTF-8"),
         (b"\x00\x01", "not valid TOML"),
         (b"train = 5", "train = 5 must be a table"),
         (b"[[train]]\nrounds = 5", "must be a table"),
     ],
-    ids=["open", "twice", "deep", "long", "binary", "zeros", "scalar", "array"],
+    ids=["open", "twice", "deep", "long", "dots", "header", "table", "large", "binary", "zeros", "scalar", "array"],
 )
 def test_malformed_files_are_refused(tmp_path, content, part):
     path = tmp_path / "settings.toml"
@@ -213,6 +217,19 @@ def test_malformed_files_are_refused(tmp_path, content, part):
     assert part in sentence
     if "TOML" in part or "UTF" in part:
         assert str(path) in sentence
+
+
+def test_dots_that_are_no_key_are_read(tmp_path):
+    """In text, in comments, and where a quote stands in either; keys of a few parts are fine."""
+    dots, path = ".".join("a" * 40), tmp_path / "settings.toml"
+    path.write_text(
+        f"# don't count {dots}\ndata . 'root' = \"say \\\"{dots}\" # {dots}\n"
+        f"[stream]\norder = [{', '.join(map(repr, [dots, *'bcdefghij']))}]\n[train]\nlr = 0.5\n"
+        f'[run]\nout = """{dots}\'"""\n'
+    )
+    found = load(path)
+    assert (found.stream.order[0], found.train.lr, found.run.out) == (dots, 0.5, dots + "'")
+    assert found.data.root.endswith(f'say "{dots}')
 
 
 def test_missing_files_and_folders_are_refused(tmp_path):

@@ -22,6 +22,12 @@ def folder(tmp_path):
     return PlainFolder(tmp_path / "run").make()
 
 
+def test_reading_a_file_asks_for_no_more_memory_than_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedprotip.store.plain.machine_bytes", lambda: 2**61)
+    (tmp_path / "small").write_bytes(b"few")
+    assert PlainFolder(tmp_path).read("small") == b"few"
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../victim", "/victim", "a/b", "a\0b", "a\nb", "\ud800", "x" * 251])
 def test_a_name_that_leads_elsewhere_is_none(folder, name):
     with pytest.raises(ValueError, match="not the name of a file of the folder"):

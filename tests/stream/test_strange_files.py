@@ -9,12 +9,14 @@ import pytest
 from PIL import Image
 
 import fedprotip
+from fedprotip.errors import UsageError
 from fedprotip.settings import DataSettings
 from fedprotip.stream import images, tables
 from fedprotip.stream.datasets import load_dataset
 from fedprotip.stream.images import middle, open_rgb, why_unreadable
 from fedprotip.stream.tables import read_source
 from tests.stream.trees import cifar_binary, cifar_python, class_folders, digit_files, picture
+from tests.watchdog import in_time
 
 
 def refused(source):
@@ -117,6 +119,24 @@ def test_images_that_are_no_files_are_not_passed_over(tmp_path):
         make()
         assert "odd.png is called an image but is no file" in refused(tmp_path / "photos")
         odd.unlink()
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "parquet"])
+def test_a_pipe_or_a_device_keeps_nobody_waiting(tmp_path, kind):
+    pipe, zeros = tmp_path / f"pipe.{kind}", tmp_path / f"zeros.{kind}"
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    for source in (pipe, zeros):
+        with in_time(20):
+            assert "is a pipe or a device, no plain file" in refused(source)
+
+
+def test_a_pipe_among_the_files_of_a_dataset_counts_as_missing(tmp_path):
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "test", "meta"):
+        os.mkfifo(tmp_path / "cifar-100-python" / name)
+    with in_time(20), pytest.raises(UsageError, match="has no cifar-100"):
+        load_dataset(DataSettings(name="cifar100", root=str(tmp_path)))
 
 
 def test_a_class_may_be_a_link_to_another_place(tmp_path):

@@ -1,6 +1,5 @@
 """A client: everything one site runs. It has one way in and out, and works from messages alone."""
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from fedprotip.methods.site import Site
 from fedprotip.models import build_network
 from fedprotip.models.prefix import PrefixCache
 from fedprotip.models.state import device_of, full_state, load_state
+from fedprotip.settings import tomltext
 from fedprotip.store.files import Tensors
 from fedprotip.store.plain import PlainFolder
 from fedprotip.store.site import SiteFolder
@@ -161,10 +161,10 @@ class Client:
     def _take_plan(self, message: Message) -> None:
         """What is to be learned and how; a longer plan comes when a run is extended."""
         meta = message.meta
-        settings = settings_file.load(tomllib.loads(meta["settings"]))
+        settings = settings_file.load(tomltext.loads(meta["settings"]))
         self._demands.check(settings.method, "this site")
         if began := self._plan.meta:
-            Demands.of(settings_file.load(tomllib.loads(began["settings"])).method).check(settings.method, "its run")
+            Demands.of(settings_file.load(tomltext.loads(began["settings"])).method).check(settings.method, "its run")
         method, before = create_method(settings), self._site
         shape = (meta["image"][0], meta["image"][1], meta["image"][2])
         network = before.network if before else build_network(settings, shape, method.routes)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import socket
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from fedprotip.errors import UsageError, nearest
 from fedprotip.federation.client import Client
 from fedprotip.federation.engines.simulation import answered_by, reason_of
 from fedprotip.federation.secure.demands import NONE, Demands
-from fedprotip.settings import DataSettings, Settings
+from fedprotip.settings import DataSettings, Settings, tomltext
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import load_dataset
 from fedprotip.stream.holdings import Holding
@@ -85,7 +84,7 @@ class SiteProgram:
                 f"This site has fedprotip {version('fedprotip')}, the server has {theirs}; install the same."
             )
         if self._client is None or self._holding is None or text != self._plan:
-            told = settings_file.load(tomllib.loads(plan["settings"]))
+            told = settings_file.load(tomltext.loads(plan["settings"]))
             self._demands.check(told.method, "this site")
             settings = told.model_copy(update={"data": self._data})
             kept = Settled.of(plan["kept"], plan["learned"])

@@ -1,12 +1,12 @@
 """One run folder as its records say: everything else in the report works on a `RunData`."""
 
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedprotip.errors import RunError
+from fedprotip.settings import tomltext
 from fedprotip.store.answers import Answers
 from fedprotip.store.events import Absent, Failure, TaskDone, Warned, Withheld, read_events
 from fedprotip.store.folder import ANSWERS, GEOMETRY, MEMORY, RunFolder
@@ -93,8 +93,8 @@ class RunData:
 
 def _sections(text: str, path: Path) -> dict[str, dict[str, Any]]:
     try:
-        sections = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        sections = tomltext.loads(text)
+    except ValueError as error:
         raise RunError(f"{path} is damaged: {error}.") from None
     if loose := [name for name, section in sections.items() if not isinstance(section, dict)]:
         raise RunError(f"{path} is damaged: {loose[0]} stands outside of all sections.")

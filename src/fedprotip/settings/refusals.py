@@ -13,7 +13,8 @@ def sentence(error: ValidationError, raw: Mapping[str, Any]) -> str:
     """The first problem of a ValidationError as one sentence: key, value, what would be valid."""
     problems = error.errors()
     same_key = [problem for problem in problems if problem["loc"][:2] == problems[0]["loc"][:2]]
-    problem = max(same_key, key=lambda problem: len(problem["loc"]))  # of several types the one that came furthest
+    # of several types the one that came furthest
+    problem = max(same_key, key=lambda problem: (len(problem["loc"]), problem["type"] == "finite_number"))
     path = [str(part) for part in problem["loc"]]
     if error.title != "Settings":  # raised by a method's own class, which sees only its section
         path = ["method", *path]

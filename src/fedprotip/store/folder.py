@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from typing import IO, Any
 import torch
 
 from fedprotip.errors import RunError, UsageError
+from fedprotip.settings import tomltext
 from fedprotip.store.answers import Answers
 from fedprotip.store.checkpoints import LOGS, Checkpoints
 from fedprotip.store.clients import ClientStore
@@ -195,8 +195,8 @@ class RunFolder:
     def manifest_settings(self) -> dict[str, Any]:
         """The settings as the manifest has them."""
         try:
-            return tomllib.loads(self.manifest().settings)
-        except (ValueError, RecursionError) as error:
+            return tomltext.loads(self.manifest().settings)
+        except ValueError as error:
             raise RunError(f"{self.path / 'manifest.json'} is damaged: its settings are no TOML ({error}).") from None
 
     @contextmanager

@@ -87,7 +87,7 @@ class PlainFolder:
             size, limit = os.fstat(file.fileno()).st_size, most or machine_bytes() // 2
             if size > limit:
                 raise RunError(f"{self.path / name} has {size:,} bytes, more than the {limit:,} that can be read here.")
-            return file.read(limit)
+            return file.read(size)  # not `limit`: so much memory would be asked for before anything is read
 
     def text(self, name: str) -> str:
         return self.read(name, TEXT).decode()

@@ -47,6 +47,8 @@ def read_source(source: str, folders: str = "auto") -> Table:
         return read_folder(path, folders)
     if folders != "auto":
         raise UsageError(f"data.folders = {folders!r} is for folders, and data.source = {source!r} is a file.")
+    if not path.is_file():
+        raise UsageError(f"data.source = {source!r} is a pipe or a device, no plain file; save it as one.")
     readers = {".csv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
     if path.suffix.lower() not in readers:
         raise UsageError(f"data.source = {source!r} must be a folder, a .csv, a .parquet or an .npz file.")

@@ -5,13 +5,13 @@ The folder may not be there yet, may grow meanwhile, be finished, be given up, o
 
 import os
 import time
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
 from fedprotip.errors import FedprotipError, RunError
 from fedprotip.report.text import SCENARIOS, method_name
+from fedprotip.settings import tomltext
 from fedprotip.store.events import Failure, Remark, RoundDone, TaskDone, Warned, as_event
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.store.records import LedgerLine, Manifest, Number, Part, Reason, one_line, read_manifest, read_text
@@ -236,8 +236,8 @@ class Watched:
 def _settings(manifest: Manifest, path: Path) -> dict[str, Any]:
     """As the manifest has them; folders from before have a file alone."""
     try:
-        return tomllib.loads(manifest.settings or read_text(path / "settings.toml"))
-    except (ValueError, RecursionError):
+        return tomltext.loads(manifest.settings or read_text(path / "settings.toml"))
+    except ValueError:
         raise RunError(f"{path} is damaged: its settings are no TOML.") from None
 
 

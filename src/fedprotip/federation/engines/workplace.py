@@ -1,6 +1,5 @@
 """Processes of this machine that answer for clients: what each is told, and what its clients have in common there."""
 
-import tomllib
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedprotip.federation.client import Client
 from fedprotip.methods import create_method
 from fedprotip.models.heads import builder_of
 from fedprotip.models.prefix import PrefixCache
-from fedprotip.settings import Settings, to_toml
+from fedprotip.settings import Settings, to_toml, tomltext
 from fedprotip.store.scratch import Scratch
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import loader_of
@@ -30,7 +29,7 @@ class Workplace:
         for module in told["modules"]:
             with suppress(ImportError):  # then its names are unknown, which is said
                 import_module(module)
-        self.settings = settings_file.load(tomllib.loads(told["settings"]))
+        self.settings = settings_file.load(tomltext.loads(told["settings"]))
         method = create_method(self.settings)
         self.stream = build_stream(self.settings, kept=Settled.of(told["kept"], told["learned"]))
         run = self.settings.run.model_copy(update={"cache_mb": told["cache_mb"]})

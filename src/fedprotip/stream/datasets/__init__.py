@@ -86,7 +86,7 @@ def layouts() -> dict[str, tuple[Layout, ...]]:
 
 def missing(root: Path, layout: Layout) -> list[str]:
     """What a layout lacks under a data root."""
-    return [path for path in layout if not (root / path).exists()]
+    return [path for path in layout if not ((root / path).is_file() or (root / path).is_dir())]
 
 
 def data_root(settings: DataSettings) -> Path:
