@@ -117,6 +117,18 @@ def test_a_copied_folder_without_the_data_answers_as_the_evaluation_did(tmp_path
     assert {mode: sum(100 * value for value in values) / len(asked) for mode, values in found.items()} == accuracy
 
 
+@pytest.mark.parametrize("place", ["router", "expert", "chosen", "name"])
+def test_names_without_end_make_no_sentence_without_end(copied, place):
+    path = copied
+    plan = json.loads((path / "plan.json").read_text())
+    way = plan["answering"]["ways"][plan["answering"]["chosen"]]
+    {"chosen": plan["answering"], "name": plan["model"]}.get(place, way)[place] = "x" * 10**4
+    vouched(path, "plan.json", json.dumps(plan).encode())
+    with pytest.raises(fedprotip.FedprotipError) as refused:
+        fedprotip.load(path)
+    assert len(str(refused.value).replace(str(path), "")) < 600
+
+
 def test_every_answer_says_how_sure_it_is(predictor, stream):
     answers = predictor.predict(images_of(stream, 1)[0])
     assert all(0 < answer.probability <= 1.001 for answer in answers)

@@ -33,6 +33,24 @@ SUMMARY = {
     "peak_gpu_mb": None,
     "failures": {"count": 0, "by_reason": {}},
 }
+IMPOSSIBLE = [
+    *({"tasks": n} for n in (0, -1, True, 10**30)),
+    *({"clients": n} for n in (-1, True, 10**7)),
+    *({"seed": n} for n in (-1, True, 0.5)),
+    *({"accuracy": {"aware": n}} for n in (-1, 101, 1e308, True, "90")),
+    *({"forgetting": {"aware": n}} for n in (-101, 101, True)),
+    *({"matrix": {"aware": [[n]]}} for n in (-1, 101, True)),
+    *({"routing": {"single": n}} for n in (-1, 2, True)),
+    *({"routing_over_tasks": {"single": {"at_end": [n]}}} for n in (-1, 2, True)),
+    *({"routers": {"fused": {"routing_single": n}}} for n in (-1, 2, True)),
+    *({"confusion": {"aware": [[n]]}} for n in (-1, 10**30, True)),
+    *({"bytes": {"up": {"model": n}, "down": {}}} for n in (-1, 10**30, True)),
+    *({"seconds": {"total": n}} for n in (-1, 1e30, True)),
+    *({"peak_rss_mb": n} for n in (-1, 1e30, True)),
+    *({"failures": {"count": n}} for n in (-1, 10**30, True)),
+    *({"sweeps": {"sizes": [n], "size": {"fused": [1.0]}}} for n in (-1, 10**30, True)),
+]
+"""Numbers that no run can have."""
 LEDGER = {
     "task": 0,
     "round": None,
@@ -66,6 +84,12 @@ LINES = [
 
 def text(value):
     return json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE, ids=str)
+def test_numbers_that_no_run_can_have_are_refused(change):
+    with pytest.raises(BadRecord, match=rf"^Summary\.{next(iter(change))}"):
+        Summary.model_validate(SUMMARY | change)
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line["event"])

@@ -16,6 +16,7 @@ from fedprotip.inference.candidates import Candidates
 from fedprotip.models import Network
 from fedprotip.models.heads import Features
 from fedprotip.store.files import Tensors
+from fedprotip.store.records import one_line
 from fedprotip.stream.plan import Options
 
 Expert = Callable[[Features], Tensor]
@@ -83,8 +84,9 @@ def _entry(known: dict[str, Builder[Part]], name: str) -> Callable[[Builder[Part
 def builder_of(kind: str, name: str, known: dict[str, Builder[Part]]) -> Builder[Part]:
     """The builder of an expert or a router; one that is not registered here is explained in a sentence."""
     if name not in known:
+        shown = one_line(name, 60)
         raise UsageError(
-            f"The {kind} {name!r} is not registered in this process; "
-            f'first import the file that has @{kind}("{name}") from fedprotip.inference.'
+            f"The {kind} {shown!r} is not registered in this process; "
+            f'first import the file that has @{kind}("{shown}") from fedprotip.inference.'
         )
     return known[name]

@@ -220,8 +220,8 @@ def load(folder: str | Path) -> Predictor:
         plan = Plan.model_validate_json(run.read_verified("plan.json"))
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise RunError(f"{run.path / 'plan.json'} is of another version: {where}: {problem['msg']}.") from None
+        told = one_line(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", 300)
+        raise RunError(f"{run.path / 'plan.json'} is of another version: {told}.") from None
     if "model" + SUFFIX not in files:
         raise RunError(f"{run.path / 'manifest.json'} names no model{SUFFIX}: the folder is not whole.")
     pixels = max(math.prod(plan.pixels.shape), math.prod(plan.pixels.given))

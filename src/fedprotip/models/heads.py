@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedprotip.errors import UnknownName, UsageError
+from fedprotip.errors import UnknownName, UsageError, shortened
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
 from fedprotip.models.steps import Hidden, Inputs, advance, pool, run_steps, steps_of
 from fedprotip.models.taps import taps_of
@@ -53,9 +53,10 @@ def builder_of(name: str) -> Builder:
         known("model.name", name)
         return _builders[name]
     except (KeyError, UnknownName):
+        shown = shortened(repr(name), 60)
         raise UsageError(
-            f"model.name = {name!r} is not registered in this process; "
-            f"first import what calls fedprotip.models.register({name!r})."
+            f"model.name = {shown} is not registered in this process; "
+            f"first import what calls fedprotip.models.register({shown})."
         ) from None
 
 

@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fedprotip.store.records import BadRecord, Part, Record, one_line
+from fedprotip.store.records import BadRecord, Count, Part, Percent, Record, one_line
 
 PAIRS = 10
 """Pairs of classes that are shown as the most confused."""
 SIDE = 48
 """Of the largest picture of a sample that is kept."""
 Name = Annotated[str, AfterValidator(lambda text: one_line(text, 60))]
-Count = Annotated[int, Field(ge=0, le=2**53)]
 Side = Annotated[int, Field(ge=1, le=SIDE)]
 Taken = tuple[Count, Count, Count]
 """A true class, the class that was said, and how many samples."""
@@ -34,7 +33,7 @@ class Sites(Part):
 
     measured: bool = False
     names: list[Name] = []
-    accuracy: list[Annotated[float, Field(ge=0, le=100)]] = []
+    accuracy: list[Percent] = []
     samples: list[Count] = []  # that were tested, or make the mix
 
     @model_validator(mode="after")

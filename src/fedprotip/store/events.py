@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from fedprotip.store.records import BadRecord, Kind, Line, Number, Reason, read_lines
+from fedprotip.store.records import Amount, BadRecord, Count, Kind, Line, Number, Percent, Reason, Share, read_lines
 
 
 class Event(Line):
@@ -28,21 +28,21 @@ class RoundDone(Event):
     task: int
     round: int
     loss: Number  # mean over clients; None when no update could be used
-    clients: int  # whose updates were used
-    seconds: float
+    clients: Count  # whose updates were used
+    seconds: Amount
 
 
 class TaskDone(Event):
     event: Literal["task"] = "task"
     task: int
-    seconds: dict[str, float] = {}  # phase → of this task
-    accuracy: dict[str, float] = {}  # mode → mean over the tasks so far, %
-    by_task: dict[str, list[Number]] = {}  # mode → accuracy of each task so far, %
+    seconds: dict[str, Amount] = {}  # phase → of this task
+    accuracy: dict[str, Percent] = {}  # mode → mean over the tasks so far, %
+    by_task: dict[str, list[Percent | None]] = {}  # mode → accuracy of each task so far, %
     router: str = ""  # the configured one of the next
-    routing: dict[str, dict[str, list[Number]]] = {}  # router → mode → share of samples sent to a right task, by task
-    ranks: dict[str, int] = {}  # layer → rank R of its subspace
-    dims: dict[str, int] = {}  # layer → input width d
-    samples: dict[str, int] = {}  # "raw", "synthetic" → samples of the past that are kept for learning
+    routing: dict[str, dict[str, list[Share | None]]] = {}  # router → mode → share at a right task, by task
+    ranks: dict[str, Count] = {}  # layer → rank R of its subspace
+    dims: dict[str, Count] = {}  # layer → input width d
+    samples: dict[str, Count] = {}  # "raw", "synthetic" → samples of the past that are kept for learning
 
     @model_validator(mode="after")
     def _nothing_is_missing(self) -> "TaskDone":

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from fedprotip.errors import RunError
 from fedprotip.store.plain import PlainFolder, plain_name
@@ -25,8 +25,20 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-Number = float | None
-"""A figure; None (JSON null) where there is none."""
+def _figure(least: float, most: float) -> Any:
+    """A number between these two: nothing that was rounded, but neither true nor text, nor what no run can have."""
+    return Field(strict=True, ge=least - ROUNDED, le=most + ROUNDED)
+
+
+ROUNDED = 1e-3
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Amount = Annotated[float, _figure(0, 1e15)]
+"""Seconds, or MiB."""
+Percent = Annotated[float, _figure(0, 100)]
+Points = Annotated[float, _figure(-100, 100)]
+Share = Annotated[float, _figure(0, 1)]
+Number = Annotated[float, Field(strict=True)] | None
+"""Any figure; None (JSON null) where there is none."""
 Reason = Annotated[str, AfterValidator(lambda text: one_line(text, 300))]
 Kind = Annotated[str, AfterValidator(lambda text: one_line(text, 100))]
 

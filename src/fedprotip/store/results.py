@@ -1,11 +1,25 @@
 """What a run measured: `summary.json`, under stable keys that other tools read, `geometry.json` and `memory.json`."""
 
 from collections.abc import Container, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from fedprotip.store.records import BadRecord, Number, Part, Reason, Record, mean_of
+from fedprotip.settings.schema import CLIENTS, TASKS
+from fedprotip.store.records import (
+    Amount,
+    BadRecord,
+    Count,
+    Kind,
+    Number,
+    Part,
+    Percent,
+    Points,
+    Reason,
+    Record,
+    Share,
+    mean_of,
+)
 
 MODES = ("single", "aware", "agnostic", "batch64")  # first what a user gets: one sample, task unknown
 
@@ -18,10 +32,10 @@ def standing_for(mode: str, known: Container[str]) -> str:
 class Routing(Part):
     """Share of samples that were sent to a right task, by the configured router; nothing where there is none."""
 
-    single: Number = None
-    batch64: Number = None
-    single_by_task: list[Number] = []  # None where no test samples of a task were left; likewise in all that follows
-    batch64_by_task: list[Number] = []
+    single: Share | None = None
+    batch64: Share | None = None
+    single_by_task: list[Share | None] = []  # None where no test samples of a task were left; so in all that follows
+    batch64_by_task: list[Share | None] = []
 
     @property
     def shares(self) -> dict[str, float]:
@@ -41,9 +55,9 @@ class RoutingOverTasks(Part):
     recorded. The by-task shares of every evaluation and router are in events.jsonl.
     """
 
-    at_end: list[Number] = []  # samples of that task, after the last task
-    so_far: list[Number] = []  # right after that task: samples of all tasks up to it, each task counted alike
-    newest: list[Number] = []  # right after that task: its own samples
+    at_end: list[Share | None] = []  # samples of that task, after the last task
+    so_far: list[Share | None] = []  # right after that task: samples of all tasks up to it, each task counted alike
+    newest: list[Share | None] = []  # right after that task: its own samples
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Number] | None]) -> "RoutingOverTasks":
@@ -59,35 +73,35 @@ class RoutingOverTasks(Part):
 class RouterFigures(Part):
     """Accuracy (%) and share of right decisions of one way to find the task."""
 
-    single: Number = None
-    routing_single: Number = None
-    batch64: Number = None
-    routing_batch64: Number = None
+    single: Percent | None = None
+    routing_single: Share | None = None
+    batch64: Percent | None = None
+    routing_batch64: Share | None = None
 
 
 class Bin(Part):
     """Answers of about the same confidence, and the share of them that is right."""
 
-    count: int
-    confidence: float
-    accuracy: float
+    count: Count
+    confidence: Share
+    accuracy: Share
 
 
 class Confidence(Part):
     """How sure the answers of mode single are, and whether rightly so."""
 
     bins: list[Bin] = []
-    ece: Number = None
-    temperature: Number = None
+    ece: Share | None = None
+    temperature: Amount | None = None
 
 
 class Sweeps(Part):
     """Accuracy (%) of every way over the size of a group, and over the share of its samples that are of one task."""
 
-    sizes: list[int] = []
-    size: dict[str, list[Number]] = {}
-    purities: list[float] = []
-    purity: dict[str, dict[str, list[Number]]] = {}
+    sizes: list[Count] = []
+    size: dict[str, list[Percent | None]] = {}
+    purities: list[Share] = []
+    purity: dict[str, dict[str, list[Percent | None]]] = {}
 
     @model_validator(mode="after")
     def _lines_are_whole(self) -> "Sweeps":
@@ -102,44 +116,44 @@ class Sweeps(Part):
 
 
 class Failures(Part):
-    count: int = 0
-    by_reason: dict[Reason, int] = {}
+    count: Count = 0
+    by_reason: dict[Reason, Count] = {}
 
 
 class Privacy(Part):
     """(ε, δ) of all noisy sums that the server saw, by which any one client's part in them is hidden."""
 
-    epsilon: float
-    delta: float
-    sums: int
+    epsilon: Amount
+    delta: Share
+    sums: Count
 
 
 class Summary(Record):
     """`summary.json`; accuracies in %, forgetting in percentage points."""
 
-    method: str
-    scenario: str
-    tasks: int
-    clients: int
-    seed: int
-    accuracy: dict[str, float]
-    forgetting: dict[str, float]
+    method: Kind
+    scenario: Kind
+    tasks: Annotated[int, Field(strict=True, ge=1, le=TASKS)]
+    clients: Annotated[int, Field(strict=True, ge=0, le=CLIENTS)]
+    seed: Annotated[int, Field(strict=True, ge=0)]
+    accuracy: dict[str, Percent]
+    forgetting: dict[str, Points]
     routing: Routing = Routing()
     routing_over_tasks: dict[str, RoutingOverTasks] = {}  # mode → readings of the configured router
-    router: str = ""  # the way that answers: of `routers`, as evidence chose or method.router says; empty without any
+    router: Kind = ""  # the way that answers: of `routers`, as evidence chose or method.router says; empty without any
     routers: dict[str, RouterFigures] = {}
     confidence: Confidence = Confidence()
     unknown: dict[str, Number] = {}
     sweeps: Sweeps = Sweeps()
     drift: list[list[Number]] = []
-    matrix: dict[str, list[list[Number]]]
-    confusion: dict[str, list[list[int]]] = {}
-    bytes: dict[Literal["up", "down"], dict[str, int]]  # kind → of all clients together
-    samples: dict[str, int] = {}  # "raw", "synthetic" → samples of the past kept at the end, of all clients together
-    seconds: dict[str, float] = {}
-    cpu_seconds: dict[str, float] = {}  # processor time of the run's own process, by phase; older runs have none
-    peak_rss_mb: Number = None
-    peak_gpu_mb: Number = None
+    matrix: dict[str, list[list[Percent | None]]]
+    confusion: dict[str, list[list[Count]]] = {}
+    bytes: dict[Literal["up", "down"], dict[str, Count]]  # kind → of all clients together
+    samples: dict[str, Count] = {}  # "raw", "synthetic" → samples of the past kept at the end, of all clients together
+    seconds: dict[str, Amount] = {}
+    cpu_seconds: dict[str, Amount] = {}  # processor time of the run's own process, by phase; older runs have none
+    peak_rss_mb: Amount | None = None
+    peak_gpu_mb: Amount | None = None
     failures: Failures = Failures()
     privacy: Privacy | None = None  # where noise promises any
 
@@ -178,8 +192,8 @@ class Summary(Record):
 class Memory(Record):
     """`memory.json`: phase → peak in each task, MiB, of this process and of the GPU (the paper's Fig. 7)."""
 
-    rss: dict[str, list[Number]] = {}
-    gpu: dict[str, list[Number]] = {}
+    rss: dict[str, list[Amount | None]] = {}
+    gpu: dict[str, list[Amount | None]] = {}
 
     def peaks(self, where: Literal["rss", "gpu"]) -> dict[str, float]:
         """Phase → peak of all tasks."""
