@@ -216,6 +216,25 @@ def test_a_manifest_that_was_edited_is_refused(copy, key):
         assert "manifest.json is damaged: it was changed since it was written" in told(folder, verb)
 
 
+def test_half_a_character_is_refused_where_it_is_read(copy, monkeypatch):
+    """In names of classes and tasks, and hashes, which an extension would write again."""
+    for key, value in (("hash", "\ud800"), ("classes", ["\ud800", *"123456789"])):
+        folder = copy("finished", key)
+        with forged(folder) as manifest:
+            manifest["data"][key] = value
+        for verb in (inspect, answers, RunData.load, resumed, fedprotip.extend):
+            assert "manifest.json is damaged: it has half a character" in told(folder, verb)
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 10**12, 10**30])
+def test_threads_that_no_machine_has_are_refused(copy, monkeypatch, threads):
+    """What the manifest says of them is what a run goes on with."""
+    folder = copy("interrupted")
+    with forged(folder) as manifest:
+        manifest["threads"] = threads
+    assert "manifest.json is damaged: Manifest.threads" in told(folder, resumed)
+
+
 def test_a_finished_run_without_its_checkpoint_answers_and_is_not_begun_again(copy):
     folder = copy("finished")
     before = answers(folder)

@@ -147,8 +147,8 @@ class Manifest(Record):
     format: int
     status: Literal["running", "finished"]
     versions: dict[str, str] = {}
-    threads: int | None = None
-    seed: int | None = None
+    threads: Annotated[int, Field(strict=True, ge=1, le=2**16)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=0)] | None = None
     replaced: str | None = None
     """Hash of the settings.toml that an extension is about to replace."""
     settings: str = ""
@@ -180,7 +180,12 @@ DIGITS = 40
 def parse_json(data: str | bytes) -> Any:
     """Any JSON; RunError says in a few words what is wrong with it."""
     try:
-        return json.loads(data, parse_int=_whole)
+        found = json.loads(data, parse_int=_whole)
+        if (b"\\u" if isinstance(data, bytes) else "\\u") in data:  # nothing else can be half a character
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except UnicodeEncodeError:
+        raise RunError("it has half a character") from None
     except json.JSONDecodeError as error:
         raise RunError(f"it is not valid JSON (line {error.lineno})") from None
     except RecursionError:
