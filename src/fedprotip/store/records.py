@@ -181,7 +181,8 @@ def parse_json(data: str | bytes) -> Any:
     """Any JSON; RunError says in a few words what is wrong with it."""
     try:
         found = json.loads(data, parse_int=_whole)
-        if (b"\\u" if isinstance(data, bytes) else "\\u") in data:  # nothing else can be half a character
+        text = data if isinstance(data, str) else data.decode()
+        if "\\u" in text:  # nothing else can be half a character
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except UnicodeEncodeError:

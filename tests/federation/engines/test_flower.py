@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedprotip.envelopes import HELLO, Envelope
+from fedprotip.errors import RunError
 from fedprotip.federation.aggregate import Average
 from fedprotip.federation.engines import flower
 from fedprotip.federation.engines.flower import FlowerEngine, Reachable, Sites
@@ -241,6 +242,15 @@ def test_sites_say_which_client_they_are_and_are_asked_once(tmp_path):
     assert [find(known, 3), find(known, 1), find(known, 3)] == [50, 51, 50]
     assert grid.sent == [(50, HELLO), (51, HELLO)]
     assert json.loads((tmp_path / "sites.json").read_text())["3"]["holds"] == {"a, b": {"a": 7}}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"x": {}}', '{"1": 5}', '{"1": {"key": 7}}', "[" * 10**5, '{"1": {"key": "\\ud800"}}']
+)
+def test_what_sites_are_said_to_have_said_may_be_a_strangers(tmp_path, text):
+    (tmp_path / "sites.json").write_text(text)
+    with pytest.raises(RunError, match=r"sites\.json is damaged"):
+        sites(tmp_path, None, [])
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedprotip.envelopes import ASK, HELLO, Envelope
-from fedprotip.errors import shortened
+from fedprotip.errors import RunError, shortened
 from fedprotip.federation.engines.base import reason
 from fedprotip.federation.parcels import LOST, Ask, Reply, Request
 from fedprotip.federation.spool import Spool
 from fedprotip.messages import SAMPLES, BadMessage, Message
 from fedprotip.settings import DataSettings, Settings, to_toml
 from fedprotip.store.plain import PlainFolder
+from fedprotip.store.records import one_line, read_json
 from fedprotip.stream import Stream
 from fedprotip.stream.plan import TaskPlan
 
@@ -293,7 +294,7 @@ class Sites:
         self._asked: dict[str, Hello] = {}  # name of the answer → whose it is
         self._met: dict[int, float] = {}  # node → when it was seen first
         self._missed: set[int] = set()  # clients that were waited for in vain
-        self._told: dict[str, Any] = json.loads(folder.text(SITES)) if folder.has(SITES) else {}
+        self._told = _said_before(folder)
 
     def of(self, client: int, began: float, meanwhile: Callable[[], None]) -> int | str:
         end = began + (0 if client in self._missed else self._patience)
@@ -368,6 +369,17 @@ class Sites:
         told = ["it is not connected"]
         told += [f"sites that have not said yet which client they are: {silent}"] if silent else []
         return "; ".join([*told, *(f"a site that is no client yet: {why}" for why in nameless[:3])])
+
+
+def _said_before(folder: PlainFolder) -> dict[str, dict[str, Any]]:
+    """What sites have said when the run was at work before; of a stranger's folder perhaps nothing of the kind."""
+    told = read_json(folder.path / SITES) if folder.has(SITES) else {}
+    for client, said in told.items():
+        if not (client.isdecimal() and isinstance(said, dict) and isinstance(said.get("key"), str)):
+            raise RunError(
+                f"{folder.path / SITES} is damaged: {one_line(client, 40)!r} is no site that said something."
+            )
+    return told
 
 
 def believable(holds: Any, plan: dict[str, Any]) -> dict[str, dict[str, int]]:
