@@ -201,3 +201,10 @@ def test_what_training_adds_is_against_the_untrained_network(
     assert sentence.split(" points")[0] in top
     assert f"The way that answers is {router}" in top
     assert text.WAYS.keys() >= text.TRAINED.keys() | set(text.TRAINED.values())
+
+
+def test_no_class_is_the_hardest_where_all_are_alike(tmp_path: Path) -> None:
+    run = with_answers(tmp_path / "run", taken=[[0, 0, 30], [1, 1, 10], [2, 2, 9]], examples=[])
+    intro = class_sections(RunData.load(run))[0].intro
+    assert "All classes are alike, with 100.0 %." in intro
+    assert "hardest" not in intro

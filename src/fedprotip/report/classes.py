@@ -58,7 +58,10 @@ def _classes(answers: Answers, finds_tasks: bool) -> Section:
     )
     spread = f" The hardest class is “{names[worst]}” with {points(accuracy[worst])}"
     spread += f", the median {points(statistics.median(accuracy.values()))}" if len(order) > 2 else ""
-    intro = how + spread + f", the easiest “{names[best]}” with {points(accuracy[best])}." if len(order) > 1 else how
+    spread += f", the easiest “{names[best]}” with {points(accuracy[best])}."
+    if accuracy[worst] == accuracy[best]:
+        spread = f" All classes are alike, with {points(accuracy[best])}." if len(order) > 1 else ""
+    intro = how + spread
     grids = [_class_grid(answers, order[:SHOWN], "The hardest classes" if len(order) > SHOWN else "")]
     if len(order) > SHOWN:
         grids.append(_class_grid(answers, sorted(order), f"All {len(order)} classes", folded=True))
