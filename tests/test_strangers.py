@@ -16,6 +16,7 @@ from fedprotip.api import inspect
 from fedprotip.methods import base
 from fedprotip.report import plots, write_report
 from fedprotip.report.rundata import RunData
+from fedprotip.store.files import hash_of
 from fedprotip.store.objects import sealed, unsealed
 from tests import damage
 from tests.conformance.test_methods import REDUCED
@@ -283,6 +284,25 @@ def test_damaged_files_of_any_method_are_refused_in_one_sentence(tmp_path, monke
                 assert isinstance(told(folder, answers), str), key
                 assert inspect(folder)["answers"] == told(folder, answers)
         shutil.rmtree(folder)
+
+
+KNOWN = {"pec": "students/labels", "target": "generator/state", "lander": "text/0", "stsa": "statistics/moment"}
+
+
+@pytest.mark.parametrize("method", KNOWN)
+def test_knowledge_that_no_run_with_these_settings_has_is_refused(tmp_path, monkeypatch, method):
+    """Of the right form and under its hash, and yet of another size than whatever learns from it."""
+    quick(monkeypatch)
+    folder, name = tmp_path / "run", KNOWN[method]
+    fedprotip.run(small(**{**TINY, "method": {"name": method, **REDUCED.get(method, {})}}), out=folder)
+    for path in folder.glob("checkpoint/*.json"):
+        index, group = unsealed(path.read_bytes()), f"known-{name.partition('/')[0]}"
+        held = load((folder / "checkpoint" / "objects" / index["groups"][group]).read_bytes())
+        data = save(held | {name: held[name][: len(held[name]) // 2].clone()})
+        index["groups"][group] = hash_of(data)
+        (folder / "checkpoint" / "objects" / hash_of(data)).write_bytes(data)
+        path.write_text(sealed(index))
+    assert "does not fit its settings" in told(folder, fedprotip.extend)
 
 
 # Many

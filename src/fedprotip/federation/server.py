@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from fedprotip.federation.line import FEWEST
 from fedprotip.federation.parcels import KNOWLEDGE, MODEL, PLAN, START, Ask, Request
 from fedprotip.inference.predictor import Predictor
+from fedprotip.inference.soundness import check_knowledge
 from fedprotip.messages import Message, Parcel
 from fedprotip.methods.base import Method
 from fedprotip.methods.exchange import Exchange, Sender, When
@@ -361,6 +362,9 @@ class Server:
         for name, tensors in groups.items():
             if name.startswith("known-"):
                 site.known.update(tensors)
+        if self.progress.task:
+            check_knowledge(site.known, self.plan(self.progress.task - 1), self.network)
+        self.method.check_known(site)
         self._told = [groups[f"told-{index}"] for index in range(len(self.progress.told))]
         model, site.news, self._first = groups["model"], groups.get("news", {}), groups.get("first", {})
         heads = {name.split(".")[1] for name in [*model, *site.news] if name.startswith("heads.")}

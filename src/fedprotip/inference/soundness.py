@@ -18,6 +18,9 @@ _CLIENTS, _VALUES, _VARIANCES, _REFERRED = (
     f"references/{part}" for part in ("clients", "values", "variances", "counts")
 )
 
+MOST = 2.0**60
+"""Samples of all clients: 2⁴⁰ of each of a million."""
+
 
 def check_model(own: Tensors, weights: Tensors) -> None:
     """Weights for a network whose tensors have the same names and shapes."""
@@ -78,8 +81,8 @@ def _check_statistics(knowledge: Tensors, group: str, answers: int) -> None:
     _shaped(knowledge, f"{group}/sketches", (answers, width, -1))
     if {tensor.dtype for tensor in (sums, counts, moment)} != {torch.float64}:
         raise ValueError("statistics are not float64")
-    if (counts < 0).any():
-        raise ValueError(f"{group}/counts are negative")
+    if (counts < 0).any() or (counts > MOST).any():
+        raise ValueError(f"{group}/counts are negative, or more than all clients can have")
 
 
 def _shaped(knowledge: Tensors, name: str, shape: tuple[int, ...], gaps: bool = False) -> Tensor:

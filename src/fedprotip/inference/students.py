@@ -126,17 +126,23 @@ class StudentsExpert:
         return scores(students, teacher, images)
 
 
+def check_stack(stack: Tensors, size: Size) -> None:
+    """ValueError where this is no stack of such students, with their labels."""
+    labels = stack["labels"]
+    for name, shape in size.shapes(len(labels)).items():
+        if stack[name].shape != shape or stack[name].dtype != torch.float32:
+            raise ValueError(f"{STUDENTS}/{name} is no stack of {len(labels)} students")
+    if labels.dim() != 1 or any(not stack[name].isfinite().all() for name in size.shapes(0)):
+        raise ValueError("labels of students are no row, or one has weights that are not finite")
+
+
 @expert(STUDENTS)
 def _students(given: Context) -> Expert:
     labels = given.knowledge[f"{STUDENTS}/labels"]
     students = {name: given.knowledge[f"{STUDENTS}/{name}"] for name in Size(1, 1, 1).shapes(0)}
     _, width, channels, *_ = students["kernel"].shape
     outputs = students["bias"].shape[1]
-    for name, shape in Size(channels, width, outputs).shapes(len(labels)).items():
-        if students[name].shape != shape or students[name].dtype != torch.float32:
-            raise ValueError(f"{STUDENTS}/{name} is no stack of {len(labels)} students")
-    if labels.dim() != 1 or any(not tensor.isfinite().all() for tensor in students.values()):
-        raise ValueError("labels of students are no row, or one has weights that are not finite")
+    check_stack({"labels": labels, **students}, Size(channels, width, outputs))
     match = given.candidates.labels[:, None] == labels
     rows = match.int().argmax(1) if match.shape[1] else torch.zeros(len(match), dtype=torch.int64)
     teacher = new_teacher(channels, int(given.options["width"]), outputs, int(given.options["seed"]))

@@ -145,6 +145,12 @@ class Method:
         """What is worked out once for the task that the site begins; `site.view` is still that of the task before."""
         return TaskView()
 
+    def check_known(self, site: Site) -> None:
+        """Raise ValueError where `site.known`, from a checkpoint that may be a stranger's, cannot be of this run.
+
+        Forms have been checked; what is left is sizes that follow from the run.
+        """
+
     # Client
 
     def count(self, local: Local) -> int:

@@ -212,6 +212,12 @@ class Lander(Method):
         self.options = settings.method
         super().__init__(settings)
 
+    def check_known(self, site: Site) -> None:
+        for task, classes in enumerate(site.classes):
+            found = site.known.get(f"{TEXT}/{task}")
+            if found is not None and found.shape != (len(classes), self.options.dim):
+                raise ValueError(f"{TEXT}/{task} has shape {tuple(found.shape)}, not {len(classes), self.options.dim}")
+
     def cautions(self) -> Sequence[str]:
         options = self.options
         quiet = unheard(options, options.warmup + AFTER, options.warmup + options.synthesis_rounds)

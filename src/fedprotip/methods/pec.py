@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedprotip.errors import UsageError
-from fedprotip.inference.students import STUDENTS, Size, born, new_teacher, outputs_in_parts
+from fedprotip.inference.students import STUDENTS, Size, born, check_stack, new_teacher, outputs_in_parts
 from fedprotip.messages import SAMPLES, BadMessage, Message, Spec
 from fedprotip.methods.base import About, Method, register
 from fedprotip.methods.exchange import Exchange, Sender
@@ -229,6 +229,11 @@ class PEC(Method):
                 f"train.aggregate = {how!r} is not possible with method.name = 'pec', whose students are summed class "
                 "by class; the nearest valid choice is 'mean'."
             )
+
+    def check_known(self, site: Site) -> None:
+        for group in (STUDENTS, CURRENT):
+            if f"{group}/labels" in site.known:
+                check_stack(recalled(site.known, group), student_size(site))
 
     def at_begin(self) -> Sequence[Exchange]:
         return (Handing(),)

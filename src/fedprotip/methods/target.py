@@ -111,6 +111,14 @@ class Target(Method):
         self.options = settings.method
         super().__init__(settings)
 
+    def check_known(self, site: Site) -> None:
+        state = site.known.get("generator/state")
+        with torch.device("meta"):
+            generator = Decoder(self.options.noise, site.image_shape, self.options.width)
+        wanted = sum(p.numel() for p in generator.parameters())
+        if state is not None and len(state) != wanted:
+            raise ValueError(f"generator/state has {len(state)} numbers, not {wanted}")
+
     def cautions(self) -> Sequence[str]:
         return unheard(self.options, self.options.warmup, self.options.synthesis_rounds)
 
