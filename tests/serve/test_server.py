@@ -1,6 +1,8 @@
 """The server as a process: it starts, answers, reloads, and stops without dropping anybody."""
 
+import asyncio
 import signal
+import socket
 import threading
 import time
 
@@ -120,3 +122,24 @@ def test_without_the_extra_it_says_what_to_install(call, run, monkeypatch):
     code, _, errors = call("serve", run)
     assert code == 2
     assert "fedprotip[serve]" in errors
+
+
+@pytest.mark.slow
+def test_answers_are_sent_at_once():
+    """Else a reply's second part waits 40 ms until the asker's system says that it has the first."""
+    from fedprotip.serve.server import _listen
+
+    async def first_connection() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with _listen("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(connected, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.close()
+                return await found
+
+    assert asyncio.run(first_connection())
