@@ -171,7 +171,9 @@ def make_run(
 
 def routed_after(task: int) -> dict[str, list[float]]:
     """Shares sent to a right task, by mode and task, once so many more tasks are learned."""
-    return {mode: [1 - task * (t + 1) / scale for t in range(task + 1)] for mode, scale in MODE_SCALES.items()}
+    return {
+        mode: [max(0.0, 1 - task * (t + 1) / scale) for t in range(task + 1)] for mode, scale in MODE_SCALES.items()
+    }
 
 
 def make_finding(tasks: int) -> dict[str, Any]:
