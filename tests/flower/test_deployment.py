@@ -389,17 +389,22 @@ def test_a_site_has_one_program_at_a_time(tmp_path):
     script = f"""
 import sys, time
 from pathlib import Path
-from fedprotip.flower.processes import hold
-hold(Path({str(tmp_path / "site-0")!r}))
-print("held", flush=True)
-time.sleep(60)
+from fedprotip.flower.processes import held
+with held(Path({str(tmp_path / "site-0")!r})):
+    print("held", flush=True)
+    time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(RunError, match=r"Another program of this site is at work in .*site-0: end it first"):
-            processes.hold(tmp_path / "site-0")
+        with (
+            pytest.raises(RunError, match=r"Another program of this site is at work in .*site-0: end it first"),
+            processes.held(tmp_path / "site-0"),
+        ):
+            pass
         other.kill()
-    processes.hold(tmp_path / "site-0")
+    for _ in range(2):
+        with processes.held(tmp_path / "site-0"):
+            pass
 
 
 def test_nothing_is_started_where_a_key_cannot_be_used(tmp_path):

@@ -132,13 +132,19 @@ def test_old_heads_move(tmp_path):
 # The memory of a client
 
 
-def test_a_pass_is_as_long_as_samples_and_exemplars(tmp_path):
-    parts = ends(tmp_path)
+def with_exemplars(parts):
+    """A client in the first round of its second task, which keeps samples of its first."""
     site = parts.site()
     local = parts.local(0, site)
     transition.remember(local)
     local = at(site, local, 1)
     parts.method.begin_round(local)
+    return local
+
+
+def test_a_pass_is_as_long_as_samples_and_exemplars(tmp_path):
+    parts = ends(tmp_path)
+    local = with_exemplars(parts)
     assert parts.method.pass_length(local) == len(local.samples) + 12
     own = [(torch.zeros(len(local.samples), 1, 8, 8), torch.full((len(local.samples),), 2))]
     batches = list(parts.method.batches(local, iter(own)))
@@ -148,22 +154,14 @@ def test_a_pass_is_as_long_as_samples_and_exemplars(tmp_path):
 
 def test_as_many_steps_as_asked_whatever_is_replayed(tmp_path):
     parts = ends(tmp_path, "train.steps=3")
-    site = parts.site()
-    local = parts.local(0, site)
-    transition.remember(local)
-    local = at(site, local, 1)
-    parts.method.begin_round(local)
+    local = with_exemplars(parts)
     own = [(torch.zeros(32, 1, 8, 8), torch.full((32,), 2)) for _ in range(3)]  # with exemplars more than a batch
     assert len(list(parts.method.batches(local, iter(own)))) == 3
 
 
 def test_exemplars_vary_as_new_samples_do(tmp_path):
     parts = ends(tmp_path, "train.augment=standard")
-    site = parts.site()
-    local = parts.local(0, site)
-    transition.remember(local)
-    local = at(site, local, 1)
-    parts.method.begin_round(local)
+    local = with_exemplars(parts)
     new = torch.full((1, 1, 8, 8), 5.0)
     own = [(new.expand(len(local.samples), 1, 8, 8), torch.full((len(local.samples),), 2))]
     images, labels = (torch.cat(part) for part in zip(*parts.method.batches(local, iter(own)), strict=True))

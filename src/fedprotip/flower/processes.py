@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fedprotip.envelopes import require_flower
 from fedprotip.errors import RunError, UsageError, shortened
@@ -127,11 +128,10 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
     from fedprotip.flower.site import SiteProgram, serve  # torch: only the program of a site needs it
 
     data, own = place.data_of(site)
-    hold(place.folder_of(site))
-    signer = _signer(place, site) if place.what.superlink.keys else None
-    demands = Demands(site.secure, site.secure_share, site.secure_noise)
-    program = SiteProgram(site.client, place.folder_of(site), data, own, tell, signer, demands)
-    with TemporaryDirectory(prefix="fedprotip-") as folder:
+    with held(place.folder_of(site)), TemporaryDirectory(prefix="fedprotip-") as folder:
+        signer = _signer(place, site) if place.what.superlink.keys else None
+        demands = Demands(site.secure, site.secure_share, site.secure_noise)
+        program = SiteProgram(site.client, place.folder_of(site), data, own, tell, signer, demands)
         door, node = Path(folder) / "door", SuperNode(place, site, Path(folder) / "door", tell)
         try:
             serve(program, door, node.start)
@@ -140,22 +140,18 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
             program.close()
 
 
-def hold(folder: Path) -> None:
-    """Keep a site's folder for this process alone; RunError where another one is at work in it.
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A site's folder for this process alone; RunError where another one is at work in it.
 
     Two programs of one site would write over each other, and could be led to reveal two secrets of a client's in a sum.
     """
-    lock = PlainFolder(folder).make().lockable("lock")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise RunError(f"Another program of this site is at work in {folder}: end it first.") from None
-    _held.append(lock)
-
-
-_held: list[IO[bytes]] = []
-"""Locks of this process, until it ends."""
+    with PlainFolder(folder).make().lockable("lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"Another program of this site is at work in {folder}: end it first.") from None
+        yield
 
 
 def _signer(place: Place, site: SiteEntry) -> Any:

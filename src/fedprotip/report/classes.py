@@ -56,11 +56,14 @@ def _classes(answers: Answers, finds_tasks: bool) -> Section:
     how = "One sample at a time, and nobody says of which task" + (
         "." if finds_tasks else ": this method does not look for the task, the strongest output of all heads answers."
     )
-    spread = f" The hardest class is “{names[worst]}” with {points(accuracy[worst])}"
-    spread += f", the median {points(statistics.median(accuracy.values()))}" if len(order) > 2 else ""
-    spread += f", the easiest “{names[best]}” with {points(accuracy[best])}."
-    if accuracy[worst] == accuracy[best]:
-        spread = f" All classes are alike, with {points(accuracy[best])}." if len(order) > 1 else ""
+    if len(order) == 1:
+        spread = ""
+    elif accuracy[worst] == accuracy[best]:
+        spread = f" All classes are alike, with {points(accuracy[best])}."
+    else:
+        spread = f" The hardest class is “{names[worst]}” with {points(accuracy[worst])}"
+        spread += f", the median {points(statistics.median(accuracy.values()))}" if len(order) > 2 else ""
+        spread += f", the easiest “{names[best]}” with {points(accuracy[best])}."
     intro = how + spread
     grids = [_class_grid(answers, order[:SHOWN], "The hardest classes" if len(order) > SHOWN else "")]
     if len(order) > SHOWN:

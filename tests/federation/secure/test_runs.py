@@ -10,38 +10,25 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip import RunError, UsageError
+from fedprotip import RunError
 from fedprotip.federation.client import Client
-from fedprotip.federation.engines import apart
 from fedprotip.federation.engines.apart import ApartEngine
 from fedprotip.federation.parcels import Ask
-from fedprotip.federation.secure.demands import NONE, Demands
-from fedprotip.federation.secure.desk import Desk, as_rows, rows
+from fedprotip.federation.secure.desk import Desk
 from fedprotip.federation.secure.sums import check_whole
-from fedprotip.flower.keys import site_key
 from fedprotip.messages import BadMessage, Message
-from fedprotip.methods import base, create_method
 from fedprotip.methods.exchange import Exchange
 from fedprotip.methods.parts import private
 from fedprotip.seeds import torch_stream
 from fedprotip.store.plain import PlainFolder
-from tests.small import REDUCED, quick, results, small, tensors
+from tests.federation.secure.private_runs import REFUSED, REGISTERED, events, run, settings
+from tests.small import REDUCED, results, tensors
 
 pytest.importorskip("cryptography")
 pytest.importorskip("Crypto")
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-from fedprotip.federation.secure.signed import Signer
 
 SHOWN = ["fedavg", "fedprotip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fot", "lda", "ridge"))]
-OPTIONS = {"fedprotip": {"merge": "sketch", "sketch": 16}, "fot": {"width": 32}}
-LESS = {"stream": {"tasks": 2, "task_size": 2}, "train": {"rounds": 2, "epochs": 1, "batch": 32, "lr": 0.05}}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    quick(monkeypatch)
 
 
 @pytest.fixture
@@ -54,24 +41,6 @@ def one_secret(monkeypatch):
 
     for part in ("parts.sketches", "fot"):
         monkeypatch.setattr(f"fedprotip.methods.{part}.gaussian", seeded)
-
-
-def settings(method, *overrides, secure=True, clients=4):
-    own = {"name": method, "secure": secure, **OPTIONS.get(method, {})}
-    plain = {} if secure else {"statistics": {"minimum": 1}}
-    held = {"count": clients, "held_back": 0.1}
-    raw = {**LESS, **plain, "method": own, "clients": held, "model": {"width": 24, "depth": 2}, "run": {"threads": 1}}
-    return fedprotip.load_settings(raw, overrides)
-
-
-def run(folder, method, *overrides, **changes):
-    summary = fedprotip.run(settings(method, *overrides, **changes), out=folder)
-    return summary, results(folder) | {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
-
-
-def events(folder, kind):
-    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == kind]
 
 
 @pytest.mark.parametrize("method", SHOWN)
@@ -309,27 +278,6 @@ def test_the_server_hears_nothing_of_a_single_client(tmp_path, monkeypatch, one_
     assert {line["kind"] for line in lines if line["direction"] == "up"} == {"presence", "secure", *SUMMED[method]}
 
 
-REGISTERED = sorted(name for name, cls in base._methods.items() if cls.__module__.startswith("fedprotip."))
-REFUSED = ("glfc", "gpm", "lga")
-
-
-def created(method):
-    raw = {"method": {"name": method, "secure": True}, "clients": {"count": 1 if method == "gpm" else 4}}
-    return create_method(fedprotip.load_settings(raw))
-
-
-@pytest.mark.parametrize("method", REFUSED)
-def test_a_method_that_needs_single_replies_is_refused_by_name(method):
-    with pytest.raises(UsageError, match=f"secure = true is not possible with method.name = {method!r}: .*; choose "):
-        created(method)
-
-
-@pytest.mark.parametrize("method", sorted({*REGISTERED} - {*REFUSED}))
-def test_every_other_method_asks_for_sums_only(method):
-    asked = [one for one in created(method).exchanges if one.who != "nobody" and not one.in_clear]
-    assert all(one.combine in ("mean", "sum") for one in asked)
-
-
 OTHERS = sorted({*REGISTERED} - {*REFUSED, "fedavg", "fedprotip", "fot", "lda", "ridge"})
 
 
@@ -348,61 +296,6 @@ def test_every_other_method_runs_in_private_as_in_the_clear(tmp_path, method):
         assert one.keys() == other.keys()
         for name in one:
             torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("clients", "sentence"),
-    [
-        (
-            {"count": 1},
-            "where clients.count = 1: the sum of one is what it sent; choose 2 clients or more",
-        ),
-        ({"count": 4, "roster": {"1": "2"}}, "where clients.roster has one client from task 1 on"),
-        ({"count": 7, "fraction": 0.25}, r"clients.fraction = 0.25 draws one of 7 .*; 0\.286 is enough"),
-    ],
-)
-def test_a_run_that_would_sum_one_client_is_refused_before_it_begins(clients, sentence):
-    raw = {"method": {"name": "fedavg", "secure": True}, "clients": clients}
-    with pytest.raises(UsageError, match=sentence):
-        create_method(fedprotip.load_settings(raw))
-    if "fraction" in clients:  # nobody is drawn where nothing is trained
-        create_method(fedprotip.load_settings({**raw, "method": {"name": "lda", "secure": True}}))
-
-
-def test_the_share_that_is_proposed_draws_two():
-    for active in range(3, 60):
-        clients = fedprotip.load_settings({"clients": {"count": active, "fraction": 1.5 / active}})
-        raw = clients.model_dump() | {"method": {"name": "fedavg", "secure": True}}
-        with pytest.raises(UsageError) as refused:
-            create_method(fedprotip.load_settings(raw))
-        raw["clients"]["fraction"] = float(str(refused.value).split()[-3])
-        create_method(fedprotip.load_settings(raw))
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("train.aggregate=median", "train.aggregate = 'median' is not possible with"),
-        ("train.aggregate=clipped", "train.aggregate = 'clipped', which compares single clients"),
-        ("method.merge=union", "method.merge = 'union' is not possible with method.secure = true"),
-        ("statistics.rank=2", "its server must see 'start' of every client, .*; choose statistics.rank = 0"),
-    ],
-)
-def test_what_cannot_be_summed_is_refused_before_the_run(override, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        create_method(
-            small(
-                override,
-                method={"name": "fedprotip", "secure": True, "merge": "sketch"},
-                train={"head_start": "closed"},
-            )
-        )
-
-
-def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(private, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs cryptography and pycryptodome; .*pip install 'fedprotip\[secure\]'"):
-        create_method(settings("fedavg"))
 
 
 def started_anew(monkeypatch, client, before):
@@ -483,136 +376,6 @@ def test_damaged_secrets_are_lost_secrets(tmp_path, text):
         desk.answer(None, Local(), ask, [])
     desk.answer(None, Local(), replace(ask, phase="keys"), [])
     assert Desk(PlainFolder(tmp_path))._kept().client == 1
-
-
-def asking_for(monkeypatch, demands, client=1):
-    """Let a client be a site that asks something of every plan."""
-
-    def made(path, holding):
-        return Client(path, holding, demands=demands if holding.client == client else NONE)
-
-    monkeypatch.setattr(apart, "Client", made)
-
-
-@pytest.mark.parametrize(
-    ("demands", "secure", "sentence"),
-    [
-        (Demands(True), False, "the plan has method.secure = false, this site has true"),
-        (Demands(True, 0.8), True, "the plan has method.secure_share = 0.5, this site has at least 0.8"),
-        (Demands(True, 0.5, 1.0), True, "the plan has method.secure_noise = 0, this site has at least 1"),
-    ],
-)
-def test_a_site_takes_no_plan_that_protects_it_less_than_it_asks(tmp_path, monkeypatch, demands, secure, sentence):
-    asking_for(monkeypatch, demands)
-    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1", secure=secure)
-    failures = events(tmp_path / "r", "failure")
-    assert {event["client"] for event in failures} == {1}
-    assert all(sentence in event["reason"] for event in failures)
-
-
-def test_a_site_takes_a_plan_that_protects_it_as_it_asks(tmp_path, monkeypatch):
-    asking_for(monkeypatch, Demands(True, 0.5))
-    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1")
-    assert not events(tmp_path / "r", "failure")
-
-
-@pytest.mark.parametrize("anew", [False, True])
-@pytest.mark.parametrize(
-    ("was", "becomes", "sentence"),
-    [
-        ("secure = true", "secure = false", "the plan has method.secure = false, its run has true"),
-        (
-            "secure_share = 0.6",
-            "secure_share = 0.5",
-            "the plan has method.secure_share = 0.5, its run has at least 0.6",
-        ),
-    ],
-)
-def test_a_plan_cannot_take_protection_away_within_a_run(tmp_path, monkeypatch, anew, was, becomes, sentence):
-    """Before the second round a server asks client 1 in the clear; or a new process of it, told everything anew."""
-    original, plans, heard = ApartEngine._deliver, [], []
-
-    def deliver(self, client, parcel):
-        plans.extend(message for message in parcel if message.kind == "plan")
-        ask = parcel[0].meta
-        if client == 1 and ask.get("phase") == "keys" and ask["round"] == 1:
-            told = {**plans[0].meta, "settings": plans[0].meta["settings"].replace(was, becomes)}
-            assert told != plans[0].meta
-            if anew:
-                del self._clients[1]
-            changed = {name: value for name, value in ask.items() if name != "phase"} | (
-                {"since": None} if anew else {}
-            )
-            parcel = [Message("ask", meta=changed), Message("plan", meta=told), *parcel[1:]]
-            heard.append(1)
-        return original(self, client, parcel)
-
-    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
-    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1", "method.secure_share=0.6", "train.rounds=3")
-    assert heard
-    (failure,) = events(tmp_path / "r", "failure")
-    assert failure["client"] == 1
-    assert sentence in failure["reason"]
-    assert [event["clients"] for event in events(tmp_path / "r", "round")] == [4, 3, 4]  # it goes on with the true one
-
-
-def test_signatures_are_of_one_run(tmp_path, monkeypatch):
-    """Two runs with one seed have other names, which clients are told with the plan and sign with their keys."""
-    signed, original = [], Signer.sign
-
-    def sign(self, about, keys):
-        signed.append(about)
-        return original(self, about, keys)
-
-    monkeypatch.setattr(Signer, "sign", sign)
-    with_keys(monkeypatch, tmp_path)
-    for name in ("one", "other"):
-        run(tmp_path / name, "fedavg", "run.engine=apart", "stream.tasks=1", "train.rounds=1")
-    names = [about.split(", ")[0] for about in signed]
-    assert all(len(name) == len("run ") + 32 for name in names)
-    assert len(set(names)) == 2
-
-
-def with_keys(monkeypatch, folder):
-    """Let every client be a site that has a key; no roster, so they believe the first key that they see."""
-
-    def client(path, holding):
-        number = holding.client
-        site_key(folder / f"{number}.key")
-        return Client(path, holding, signer=Signer(number, folder / f"{number}.key", PlainFolder(path, path.parent)))
-
-    monkeypatch.setattr(apart, "Client", client)
-
-
-def test_sites_with_keys_give_the_bytes_of_those_without(tmp_path, monkeypatch):
-    """But for signatures, which are zeros there."""
-    plain = run(tmp_path / "plain", "fedavg", "run.engine=apart")[1]
-    with_keys(monkeypatch, tmp_path)
-    assert run(tmp_path / "keys", "fedavg", "run.engine=apart")[1] == plain
-    known = [(tmp_path / f"keys/clients/{client}/known-keys").read_text() for client in range(4)]
-    assert len(set(known)) == 1
-    assert len(known[0].splitlines()) == 4
-
-
-def test_a_site_that_is_told_a_swapped_key_takes_no_part_and_the_run_says_so(tmp_path, monkeypatch):
-    """By the server, from the second round on; the others' sum is made without that site."""
-    original, own = ApartEngine._deliver, X25519PrivateKey.generate().public_key().public_bytes_raw()
-
-    def deliver(self, client, parcel):
-        if client == 1 and parcel[0].meta.get("phase") == "shares" and parcel[0].meta["round"] == 1:
-            (told,) = [message for message in parcel if message.kind == "secure"]
-            entries = rows(told, "keys")
-            entries[3] = own + entries[3][len(own) :]
-            parcel = [Message("secure", as_rows(entries, "keys")) if m is told else m for m in parcel]
-        return original(self, client, parcel)
-
-    with_keys(monkeypatch, tmp_path)
-    monkeypatch.setattr(ApartEngine, "_deliver", deliver)
-    run(tmp_path / "r", "fedavg", "run.engine=apart", "stream.tasks=1")
-    (failure,) = events(tmp_path / "r", "failure")
-    assert (failure["client"], failure["round"]) == (1, 1)
-    assert "the keys of client 3 are not signed by its key, so this site takes no part" in failure["reason"]
-    assert [event["clients"] for event in events(tmp_path / "r", "round")] == [4, 3]
 
 
 def test_gaussians_of_a_client_are_its_secret_and_last(tmp_path):
