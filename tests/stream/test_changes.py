@@ -128,6 +128,19 @@ def test_other_test_samples_of_a_learned_task_are_said(split, change):
     assert found.past[1] == "accuracies on task 1 from before and from now on cannot be compared"
 
 
+@pytest.mark.parametrize(("at", "where"), [(LEARNED_ONE, "past"), (Standing(0, rounds=1), "ahead"), (Standing(), "")])
+def test_test_samples_that_were_trained_on_are_told(tmp_path, at, where):
+    """Without a split of its own, every fifth of the files that are left is another one."""
+    class_folders(tmp_path / "own", CLASSES, 10)
+    before = take(stream(tmp_path / "own"))
+    (tmp_path / "own" / "bee" / "000.png").unlink()
+    found = compared(before, tmp_path / "own", at)
+    said = {part for part in ("ahead", "past") if any("trained on" in text for text in getattr(found, part))}
+    assert said == ({where} if where else set())
+    told = "test samples that the model was trained on, which makes accuracies too good: 1"
+    assert not where or getattr(found, where)[-1] == told
+
+
 def test_geometry_needs_the_old_training_samples(split):
     before = take(stream(split))
     old_training(split)

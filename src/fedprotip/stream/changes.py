@@ -105,13 +105,32 @@ def changes(record: dict[str, Any], table: Inventory | None, now: Fingerprint, a
     for part in PARTS:
         if coming := [task for task in differ[part] if task in ahead]:
             found += _described(part, table, now, coming, tasks)
+    found += _trained_on(table, now, range(at.learned, at.begun))
     measured = [task for task in differ["test"] if task in learned and all(one["test"] for one in pairs[task][1])]
     past = _described("test", table, now, measured, tasks) if measured else []
     if past and past != [REORDERED["test"]]:  # in whichever order, the same samples are right
         named = listed([str(task + 1) for task in measured], NAMED)
         past.append(f"accuracies on task {named} from before and from now on cannot be compared")
+        past += _trained_on(table, now, learned)
         return Changes(found, past, never[0] if never else "")
     return Changes(found, never=never[0] if never else "")
+
+
+def _trained_on(table: Inventory | None, now: Fingerprint, begun: range) -> list[str]:
+    """How many test samples of these tasks were for training before: every fifth is another one among other files."""
+    if table is None or not begun:
+        return []
+    before = {part: _contents(samples, table.classes) for part, samples in table.parts.items()}
+    tested = np.unique(np.concatenate([now.rows["test"][task] for task in begun]))
+    after = _contents(now.table.parts["test"][tested], now.table.classes)
+    known = after & before["train"] - before["test"]
+    return (
+        [f"test samples that the model was trained on, which makes accuracies too good: {len(known)}"] if known else []
+    )
+
+
+def _contents(samples: Samples, classes: list[str]) -> set[tuple[str, int]]:
+    return {(classes[label], content) for label, content in zip(samples.labels, samples.hashes.tolist(), strict=True)}
 
 
 def _remembered(record: dict[str, Any], now: Fingerprint, at: Standing) -> dict[str, Any]:
