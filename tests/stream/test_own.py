@@ -197,7 +197,10 @@ def test_numbers_as_labels_are_in_numerical_order(tmp_path):
         (lambda rows: [{**rows[0], "label": " "}, *rows[1:]], ["sample 1 has no label"]),
         (lambda rows: [*rows, {"path": "pics/gone.png", "label": "cat"}], ["sample 31", "pics/gone.png", "not exist"]),
         (lambda rows: [{**row, "split": "val"} for row in rows], ["sample 1", "'val'", "train and test"]),
-        (lambda rows: [{**row, "split": "train"} for row in rows], ["Task 1 (cat, dog)", "no test samples"]),
+        (
+            lambda rows: [{**row, "split": "train"} for row in rows],
+            ["Task 1 (cat, dog)", "no test samples; the data has none"],
+        ),
     ],
     ids=range(5),
 )
@@ -254,6 +257,20 @@ def test_what_is_listed_twice_is_not_both_learned_and_tested(tmp_path):
     assert len(own(twice).train_labels) == 23
     leak = write_csv(tmp_path / "leak.csv", [*rows, {**rows[0], "split": "train"}])
     refused(lambda: own(leak), "leak.csv lists", "pics/cat/000.png twice", "for training and for testing")
+    for other in ("pics/../pics/cat/000.png", str(tmp_path / "pics" / "cat" / "000.png")):
+        spelled = write_csv(tmp_path / "spelled.csv", [*rows, {**rows[0], "path": other, "split": "train"}])
+        refused(lambda path=spelled: own(path), "for training and for testing")
+
+
+def test_one_picture_in_two_folders_by_a_link_is_listed_twice(tmp_path):
+    for part in ("train", "test"):
+        class_folders(tmp_path / "own" / part, per_class=5)
+    link = tmp_path / "own" / "test" / "cat" / "link.png"
+    link.symlink_to("../../train/cat/001.png")
+    refused(lambda: own(tmp_path / "own"), "train/cat/001.png and the same file as", "link.png", "for training and")
+    link.unlink()
+    (tmp_path / "own" / "train" / "dog" / "link.png").symlink_to("../cat/001.png")
+    refused(lambda: own(tmp_path / "own"), "as 'cat' and as 'dog'", "one label")
 
 
 def test_a_file_with_two_labels_is_refused_and_one_listed_again_is_told(tmp_path):
@@ -262,7 +279,7 @@ def test_a_file_with_two_labels_is_refused_and_one_listed_again_is_told(tmp_path
     (note,) = own(write_csv(tmp_path / "again.csv", [*rows, rows[7]])).notes
     assert "samples that are listed twice count twice: 1." in note
     both = write_csv(tmp_path / "both.csv", [*rows, {**rows[7], "label": "dog"}])
-    refused(lambda: own(both), "pics/cat/007.png as 'cat' and as 'dog'", "one label")
+    refused(lambda: own(both), "pics/cat/007.png twice, as 'cat' and as 'dog'", "one label")
     tasked = [row | {"task": "coarse"} for row in rows] + [row | {"task": "fine", "label": "x"} for row in rows]
     assert "x" in own(write_csv(tmp_path / "tasks.csv", tasked)).classes
 
@@ -394,6 +411,18 @@ def test_parquet_with_numbers_and_gaps(tmp_path):
 
 
 @pytest.mark.slow
+def test_parquet_with_bytes_and_lists(tmp_path):
+    rows = listed(tmp_path)
+    plain = [{key: value.encode() for key, value in row.items()} for row in rows]
+    found = own(write_parquet(tmp_path / "t.parquet", plain))
+    assert (found.classes, len(found.train_labels)) == (["cat", "dog", "økse"], 24)
+    broken = write_parquet(tmp_path / "broken.parquet", [{**plain[0], "label": b"\xff"}, *plain[1:]])
+    refused(lambda: own(broken), "the label", "not text in UTF-8")
+    several = write_parquet(tmp_path / "several.parquet", [row | {"label": [row["label"]]} for row in rows])
+    refused(lambda: own(several), "column 'label' has lists or tables in its cells")
+
+
+@pytest.mark.slow
 def test_a_damaged_parquet_is_one_sentence(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", listed(tmp_path))
     whole = path.read_bytes()
@@ -436,9 +465,10 @@ def test_npz_with_parts(tmp_path, shape, expected):
     assert len(found.mean) == expected[0]
 
 
-def test_npz_in_one_piece_with_columns(tmp_path):
-    y = np.array(["a", "b"] * 10)
-    split = np.array(["train"] * 14 + ["test"] * 6)
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_npz_in_one_piece_with_columns(tmp_path, kind):
+    y = np.array(["a", "b"] * 10).astype(kind)
+    split = np.array(["train"] * 14 + ["test"] * 6).astype(kind)
     path = npz(tmp_path / "d.npz", x=pixels(), y=y, split=split, task=np.arange(20) % 2, client=np.arange(20) % 3)
     found = own(path)
     assert found.classes == ["a", "b"]

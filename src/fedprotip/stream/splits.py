@@ -19,7 +19,10 @@ def every_fifth(groups: list[str]) -> np.ndarray:
         members.setdefault(group, []).append(place)
     for group, places in members.items():
         if len(places) < 2:
-            raise UsageError(f"{group} has one sample; at least two are needed, for training and for testing.")
+            raise UsageError(
+                f"{group} has one sample; at least two are needed, for training and for testing: add one, or leave it "
+                "out."
+            )
         is_test[places[TEST_EVERY - 1 :: TEST_EVERY] or places[-1:]] = True
     return is_test
 

@@ -248,9 +248,9 @@ def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Settl
     tasks = [_within_classes(task, dataset, learned=task.index < kept.learned) for task in tasks]
     for task in tasks[kept.learned :]:
         if not len(task.train) or not len(task.test):
-            part = "test" if len(task.train) else "training"
-            place = f"Task {task.index + 1} ({task.name})"
-            raise UsageError(f"{place} has no {part} samples; leave it out with stream.order.")
+            part, every = ("test", dataset.test_labels) if len(task.train) else ("training", dataset.train_labels)
+            advice = "leave it out with stream.order" if len(every) else "the data has none at all, and needs some"
+            raise UsageError(f"Task {task.index + 1} ({task.name}) has no {part} samples; {advice}.")
     if settings.stream.scenario == "class":
         _refuse_empty_classes(dataset, tasks[kept.learned :])
     if settings.train.augment == "flip" and not dataset.augmentation.flip:
@@ -282,7 +282,9 @@ def _refuse_empty_classes(dataset: Dataset, tasks: list[Task]) -> None:
         for task in tasks:
             absent = next((label for label in task.classes if label not in there), None)
             if absent is not None:
-                raise UsageError(f"Class {dataset.classes[absent]!r} of task {task.index + 1} has no {part} samples.")
+                raise UsageError(
+                    f"Class {dataset.classes[absent]!r} of task {task.index + 1} has no {part} samples; add some."
+                )
 
 
 def _refuse_columns(dataset: Dataset, settings: Settings) -> None:

@@ -90,7 +90,7 @@ def read_csv(path: Path) -> Table:
 def read_parquet(path: Path) -> Table:
     """As `read_csv`; needs pyarrow."""
     try:
-        parquet = import_module("pyarrow.parquet")
+        parquet, types = import_module("pyarrow.parquet"), import_module("pyarrow.types")
     except ImportError:
         raise UsageError(f"Reading {path} needs pyarrow; install it with: pip install pyarrow.") from None
     try:
@@ -98,6 +98,9 @@ def read_parquet(path: Path) -> Table:
             given = file.schema_arrow.names
             names = _meant(path, "columns", given, COLUMNS)
             read = {name: here for name, here in zip(given, names, strict=True) if here in COLUMNS}
+            several = [name for name in read if types.is_nested(file.schema_arrow.field(name).type)]
+            if several:
+                raise UsageError(f"{path}: column {several[0]!r} has lists or tables in its cells; it needs one value.")
             found = file.read(list(read)).to_pylist()
             rows = [{read[name]: value for name, value in row.items()} for row in found]
     except UsageError:
@@ -233,7 +236,7 @@ def _labels(path: Path, part: str, found: Mapping[str, np.ndarray]) -> list[str]
     labels = found[y]
     if labels.shape == (len(found[x]), 1):
         labels = labels[:, 0]  # as Keras has them
-    if labels.shape != found[x].shape[:1] or labels.dtype.kind not in "iuU":
+    if labels.shape != found[x].shape[:1] or labels.dtype.kind not in "iuUS":
         raise UsageError(
             f"{path}: {y} must be {len(found[x])} whole numbers or names, one per image of {x}; it is {labels.dtype} "
             f"{labels.shape}."
@@ -253,6 +256,8 @@ def _is_utf8(text: str) -> bool:
 
 def _text(value: Any) -> str:
     """A cell as text; tables with gaps hold whole numbers as 3.0, and NaN for what is missing."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.15g}"
     return "" if value is None else str(value)

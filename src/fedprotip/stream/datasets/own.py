@@ -1,5 +1,7 @@
 """The user's own images: `data.source`; see `fedprotip data check SOURCE`."""
 
+import os
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -100,19 +102,33 @@ def _repeated(table: Table, is_test: np.ndarray, source: str) -> list[str]:
     """A file listed twice must not be learned and tested, nor have two labels in a task; else it counts twice."""
     if isinstance(table.images, np.ndarray):
         return []
-    learned = {path for path, test in zip(table.images, is_test, strict=True) if not test}
-    both = next((path for path, test in zip(table.images, is_test, strict=True) if test and path in learned), "")
-    if both:
-        raise UsageError(f"{source} lists {both} twice, and so for training and for testing; keep one of the two.")
-    tasks, labels = table.columns.get("task", [""] * len(table.labels)), dict[tuple[str, str], str]()
-    for path, task, label in zip(table.images, tasks, table.labels, strict=True):
-        if labels.setdefault((path, task), label) != label:
+    places = _places(table.images)
+    learned = {place: path for place, path, test in zip(places, table.images, is_test, strict=True) if not test}
+    for place, path, test in zip(places, table.images, is_test, strict=True):
+        if test and place in learned:
+            twice = _named(learned[place], path)
+            raise UsageError(f"{source} lists {twice}, and so for training and for testing; keep one of the two.")
+    tasks, first = table.columns.get("task", [""] * len(table.labels)), dict[tuple[str, str], tuple[str, str]]()
+    for place, path, task, label in zip(places, table.images, tasks, table.labels, strict=True):
+        before, other = first.setdefault((place, task), (label, path))
+        if before != label:
             raise UsageError(
-                f"{source} lists {path} as {shortened(labels[path, task])!r} and as {shortened(label)!r}, and an image "
-                "has one label; keep one of the two."
+                f"{source} lists {_named(other, path)}, as {shortened(before)!r} and as {shortened(label)!r}, and an "
+                "image has one label; keep one of the two."
             )
-    again = len(table.images) - len(labels)
+    again = len(table.images) - len(first)
     return [f"{source}: samples that are listed twice count twice: {again}."] if again else []
+
+
+def _places(paths: list[str]) -> list[str]:
+    """Where files are, however they are spelled or linked."""
+    folders = {folder: os.path.realpath(folder) for folder in {os.path.dirname(path) for path in paths}}
+    direct = (os.path.join(folders[os.path.dirname(path)], os.path.basename(path)) for path in paths)
+    return [os.path.realpath(place) if os.path.islink(place) else place for place in direct]
+
+
+def _named(path: str, again: str) -> str:
+    return f"{path} twice" if path == again else f"{path} and the same file as {again}"
 
 
 def _is_test(table: Table) -> np.ndarray:
