@@ -9,7 +9,7 @@ from fedprotip.store.results import Summary
 
 
 def test_the_way_that_answers_is_named_beside_the_others():
-    figures = {"method": "fedprotip", "scenario": "class", "tasks": 2, "clients": 2, "seed": 0, "matrix": {}}
+    figures = {"method": "fedprotip", "scenario": "class", "tasks": 1, "clients": 2, "seed": 0, "matrix": {}}
     figures |= {"accuracy": {"single": 75.9}, "forgetting": {"single": 0.0}, "bytes": {"up": {}, "down": {}}}
     ways = {"birth": {"single": 75.9}, "statistics": {"single": 62.5}}
     text = io.StringIO()
@@ -18,6 +18,7 @@ def test_the_way_that_answers_is_named_beside_the_others():
     )
     said = "birth, by the network before any training (75.9 %); the others would have had: statistics 62.5 %."
     assert said in text.getvalue().replace("\u00a0", " ")
+    assert "fedprotip, 1 task, seed 0" in text.getvalue()
 
 
 def test_a_narrow_terminal_breaks_no_figure():

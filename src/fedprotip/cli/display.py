@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 
 from fedprotip.paper import costs
-from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, other_ways, points, samples_text
+from fedprotip.report.text import STAND_IN, STAND_IN_NOTE, other_ways, plural, points, samples_text
 from fedprotip.store.results import Summary, standing_for
 
 MEANINGS = {  # first what a user gets
@@ -74,7 +74,7 @@ def print_text(text: str) -> None:
 
 def print_summary(console: Console, folder: Path, summary: Summary) -> None:
     """The headline table of one run and where to look further."""
-    table = Table(title=f"{plain(summary.method)}, {summary.tasks} tasks, seed {summary.seed}")
+    table = Table(title=f"{plain(summary.method)}, {plural(summary.tasks, 'task')}, seed {summary.seed}")
     for heading in ("mode", "accuracy %", "forgetting"):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode in summary.modes:
@@ -85,7 +85,7 @@ def print_summary(console: Console, folder: Path, summary: Summary) -> None:
     if said := other_ways(summary.router, summary.routers):
         console.print(plain(said), soft_wrap=True, highlight=False)
     if summary.failures.count:
-        console.print(f"Clients left out {summary.failures.count} times; the report says why.")
+        console.print(f"Clients left out {plural(summary.failures.count, 'time')}; the report says why.")
     console.print(f"Report: {plain(str(folder / 'report.html'))}", soft_wrap=True)
 
 
