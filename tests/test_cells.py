@@ -47,13 +47,14 @@ def test_a_cell_runs_in_a_process_of_its_own_with_the_same_result_and_is_resumed
     assert results(folder) == results(tmp_path / "here")
 
 
-def test_an_error_of_the_other_process_is_the_same_sentence_here(tmp_path):
+def test_an_error_of_the_other_process_is_the_same_sentence_here(tmp_path, capfd):
     settings = small("data.source=nowhere.npz", "data.name=own", method=METHOD)
     with pytest.raises(fedprotip.UsageError) as there:
         apart(settings, tmp_path / "there", [])
     with pytest.raises(fedprotip.UsageError) as here:
         fedprotip.run(settings, out=tmp_path / "here")
     assert str(there.value) == str(here.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_comparison_goes_on_with_another_number_of_workers_and_with_no_other_settings(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from importlib import import_module
 from itertools import product
 from multiprocessing import get_context, resource_tracker
@@ -27,6 +28,9 @@ from fedprotip.settings import Settings, tomltext
 from fedprotip.store.events import Event, Observer, as_event
 from fedprotip.store.folder import RunFolder, is_run
 from fedprotip.stream import spelled_out
+
+LONGEST = 40
+"""Letters of a setting and its value in the name of a folder."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,14 @@ def plan_cells(
     Args:
         source, overrides, preset: as for `fedprotip.run`; `methods`: empty for the one in the settings.
         vary: entries such as "method.threshold=0.7,0.9": one run for each value.
+        note: told what is read into settings that were left out.
     """
     axes = [_values(entry) for entry in vary]
     base = settings_file.load(source, overrides, preset=preset)
     cells: list[Cell] = []
     for method, seed, chosen in product(methods or [base.method.name], seeds, product(*axes)):
         changes = [*overrides, *chosen, f"method.name={method}", f"run.seed={seed}"]
-        settings = spelled_out(settings_file.load(source, changes, note, preset))
+        settings = spelled_out(settings_file.load(source, changes, preset=preset), note)
         if any(settings == cell.settings for cell in cells):
             continue  # a value that this method does not have
         check(settings)
@@ -142,6 +147,7 @@ def _work(pipe: Connection, given: dict[str, Any], folder: Path, modules: Sequen
     except KeyboardInterrupt:
         raise SystemExit(1) from None
     except FedprotipError as error:
+        signal(SIGTERM, SIG_IGN)  # whoever is told ends this process, which is at its end already
         line = {"stopped": str(error), "usage": isinstance(error, UsageError)}
         pipe.send_bytes(json.dumps(line).encode())
 
@@ -165,9 +171,10 @@ def _same_settings(folder: Path, wanted: Settings) -> None:
 
 
 def _short(entry: str) -> str:
-    """method.threshold=0.9 → threshold-0.9"""
+    """method.threshold=0.9 → threshold-0.9; of a long value the beginning and a hash, for it names a folder."""
     key, _, value = entry.partition("=")
-    return f"{key.rpartition('.')[2]}-{value}"
+    name = f"{key.rpartition('.')[2]}-{value}"
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def _foreign(entry: str, fields: Iterable[str]) -> bool:
@@ -178,7 +185,7 @@ def _foreign(entry: str, fields: Iterable[str]) -> bool:
 
 def _values(entry: str) -> list[str]:
     key, equals, listed = entry.partition("=")
-    if not equals or "." not in key:
+    if not equals or "." not in key or not listed.strip():
         raise UsageError(
             f"--vary {entry!r} is not of the form section.key=value,value, such as method.threshold=0.7,0.9."
         )
@@ -186,4 +193,4 @@ def _values(entry: str) -> list[str]:
         values = tomltext.loads(f"v = [{listed}]")["v"]
     except ValueError:
         values = [part.strip() for part in listed.split(",")]
-    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for value in values]
+    return [f"{key}={value if isinstance(value, str) else tomltext.write(value)}" for value in values]
