@@ -153,6 +153,26 @@ def test_compare_over_values_of_a_setting(tmp_path, call, settings):
     assert any("geometry" in path.name for path in (tmp_path / "c" / "plots").iterdir())
 
 
+def test_compare_says_what_it_reads_from_the_data(tmp_path, call):
+    class_folders(tmp_path / "photos", per_class=20, size=(8, 8))
+    source = ("--set", f"data.source={tmp_path / 'photos'}", "--set", "train.rounds=1", "--set", "model.width=8")
+    code, _, err = call("compare", *source, "--methods", "fedavg, lda", "--seeds", "0", "--out", tmp_path / "c")
+    assert (code, err.count("stream.tasks = 1: there are 3 classes.")) == (0, 1)
+    assert (tmp_path / "c" / "lda").is_dir()
+
+
+def test_values_of_every_kind_can_be_varied():
+    from fedprotip.cells import plan_cells
+
+    orders = [[f"{digit}" for digit in order] for order in (range(10), reversed(range(10)))]
+    varied = ['clients.roster={"1" = "0"},{"0" = "0-1"}', f"stream.order={orders[0]},{orders[1]}"]
+    cells = plan_cells(small(), [], ["fedavg"], [0], varied)
+    assert [cell.settings.clients.roster for cell in cells[::2]] == [{"1": "0"}, {"0": "0-1"}]
+    assert [cell.settings.stream.order for cell in cells[:2]] == orders
+    assert len({cell.name for cell in cells}) == 4
+    assert max(len(cell.name) for cell in cells) < 100
+
+
 def test_values_that_a_method_does_not_have_make_one_run(tmp_path):
     from fedprotip.cells import plan_cells
 
@@ -186,6 +206,8 @@ BAD = {
     "mixed": (["compare", "nowhere", "here"], 2, ["not a run folder"]),
     "seeds": (["compare", "--seeds", "a"], 2, ["--seeds", "'a'"]),
     "vary": (["compare", "--vary", "threshold"], 2, ["--vary"]),
+    "vary nothing": (["compare", "--vary", "train.lr="], 2, ["--vary 'train.lr='"]),
+    "a name too long": (["compare", "x" * 300], 1, ["xxx… cannot be used: File name too long."]),
     "unknown verb": (["rum"], 2, []),
     "gpu": (["run", "--set", "run.device=cuda"], 2, ["run.device", "cpu"]),
     "geometry": (["run", "--set", "run.geometry=-1"], 2, ["run.geometry", "-1", "0"]),

@@ -34,7 +34,7 @@ from fedprotip.cli import flower as flower_cli
 from fedprotip.cli.display import Console
 from fedprotip.cli.options import Imports, Json, Overrides, Track, with_tracking
 from fedprotip.cli.progress import ProgressDisplay
-from fedprotip.errors import FedprotipError, UsageError
+from fedprotip.errors import FedprotipError, UsageError, shortened
 from fedprotip.methods import described
 from fedprotip.paper import reproduce as reproduction
 from fedprotip.paper.comparison import at_a_glance
@@ -184,7 +184,7 @@ def compare(
     if runs and len(runs) == len(given):
         _show_comparison(runs, folder, as_json, shape)
     elif len(given) <= 1 and not any(path.is_dir() for path in given):
-        chosen = [name for name in methods.split(",") if name]
+        chosen = [name.strip() for name in methods.split(",") if name.strip()]
         source = given[0] if given else None
         _compare_cells(
             source, with_tracking(overrides, track), chosen, seeds, vary or [], folder, as_json, preset, shape
@@ -308,7 +308,10 @@ def _compare_cells(
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {seeds!r} is not a list of numbers such as 0,1,2.") from None
-    planned = cells.plan_cells(source, overrides, methods, numbers, vary, preset=preset)
+    notes = list[str]()
+    planned = cells.plan_cells(source, overrides, methods, numbers, vary, notes.append, preset)
+    for text in dict.fromkeys(notes):
+        err.print(f"[dim]{display.plain(text)}", soft_wrap=True)
     with ProgressDisplay(err, runs=len(planned)) as progress:
         folders = cells.run_cells(planned, folder, lambda cell: [progress.of(cell.name)])
     _show_comparison(folders, folder, as_json, shape)
@@ -379,3 +382,9 @@ def main() -> None:
         except FedprotipError as error:
             err.print(f"[bold red]fedprotip:[/bold red] {display.plain(str(error))}", soft_wrap=True)
             sys.exit(error.exit_code)
+        except OSError as error:  # of a file that was named: a name too long, a folder that is another user's
+            if error.filename is None:
+                raise
+            told = f"{shortened(str(error.filename))} cannot be used: {error.strerror}."
+            err.print(f"[bold red]fedprotip:[/bold red] {display.plain(told)}", soft_wrap=True)
+            sys.exit(FedprotipError.exit_code)
