@@ -258,7 +258,8 @@ def test_a_task_without_samples_is_refused_before_any_work(train, test, part):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"tasks": 7}, {"tasks": 2, "task_size": 2, "overlap": 2}, {"tasks": 2, "task_size": 4}]
+    "settings",
+    [{"tasks": 7}, {"tasks": 2, "task_size": 2, "overlap": 2}, {"tasks": 2, "task_size": 4}, {"domains": "rotate"}],
 )
 def test_impossible_class_streams_are_refused(settings):
     with pytest.raises(UsageError, match=r"^stream\."):

@@ -242,6 +242,11 @@ def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Settl
     if settings.stream.source == "columns" and dataset.domains:
         tasks = _tasks_of_data(dataset, settings, kept, "task")
     elif settings.stream.scenario == "class":
+        if settings.stream.domains != "labelled" and not kept.tasks:
+            raise UsageError(
+                f"stream.domains = {settings.stream.domains!r} makes domains, which stream.scenario = 'class' does not "
+                "have; choose 'domain' there, or leave stream.domains at 'labelled'."
+            )
         tasks = _class_incremental(dataset, settings, kept)
     else:
         tasks = _domain_incremental(dataset, settings, kept)
