@@ -190,8 +190,12 @@ def _answers(folder: RunFolder) -> str:
     return "yes"
 
 
-def check(settings: Settings, stream: Stream | None = None) -> Network:
-    """Refuse what cannot run, before any work and before anything is written; the network it would run with."""
+def check(settings: Settings, stream: Stream | None = None, images: bool = True) -> Network:
+    """Refuse what cannot run, before any work and before anything is written; the network it would run with.
+
+    Args:
+        images: decode image files too, if there are not too many.
+    """
     method = create_method(settings)
     stream = stream or build_stream(settings)
     check_clients(stream)
@@ -216,7 +220,8 @@ def check(settings: Settings, stream: Stream | None = None) -> Network:
     if settings.run.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("run.device = 'cuda': torch sees no GPU here; the nearest valid choice is 'cpu'.")
     require_trackers(settings.run.track)
-    check_images(stream.dataset)
+    if images:
+        check_images(stream.dataset)
     return network
 
 

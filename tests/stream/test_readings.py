@@ -224,6 +224,19 @@ def test_the_command_that_check_shows_does_what_it_showed(command, check, tmp_pa
     assert written["clients"]["count"] == len(found["tasks"][0]["clients"])
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.freeze=layer9", "'layer9' is not a stage of 'mlp'"),
+        ("method.secure=true", "not possible where clients.count = 1"),
+        ("train.optimizer=sgd", "did you mean 'SGD'"),
+    ],
+)
+def test_what_a_run_would_refuse_is_in_the_way(tmp_path, check, setting, words):
+    found = check(npz(tmp_path / "d.npz", 32), *sets(setting))
+    assert words in found["problem"]
+
+
 def test_samples_of_clients_that_take_no_part_are_counted(check, tmp_path):
     found = check(columns(tmp_path / "d.npz"), *sets('clients.roster={"0" = "0,2"}'))
     assert [task["unused"] for task in found["tasks"]] == [8, 8]

@@ -7,6 +7,7 @@ fedprotip data get cifar100 --root ~/data                  # only this verb ever
 
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 from rich import progress as bars
 from rich.table import Table
 
+from fedprotip import api
 from fedprotip import settings as settings_file
 from fedprotip.cli.display import Console, plain, print_json
 from fedprotip.cli.options import Imports, Json, Overrides
@@ -66,7 +68,7 @@ def check(
     known = settings_file.is_known("data.name", source)
     chosen = {"data.name": source} if known else {"data.name": "own", "data.source": source}
     changes = [*(f"{key}={settings_file.as_text(value)}" for key, value in chosen.items()), *(overrides or [])]
-    facts = inspect_data(settings_file.load(settings, changes), _watch)
+    facts = inspect_data(settings_file.load(settings, changes), partial(api.check, images=False), _watch)
     words = ["fedprotip", "run", *([str(settings)] if settings else [])]
     options = [*(("--import", module) for module in imports or []), *(("--set", change) for change in changes)]
     facts["command"] = shlex.join([*words, *(word for option in options for word in option)])

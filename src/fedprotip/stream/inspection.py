@@ -9,7 +9,7 @@ from typing import Any
 
 from fedprotip.errors import FedprotipError, shortened
 from fedprotip.settings import Settings
-from fedprotip.stream.advice import alike_warnings, check_clients, thin_warning
+from fedprotip.stream.advice import alike_warnings, thin_warning
 from fedprotip.stream.datasets import Dataset, index_dataset
 from fedprotip.stream.images import FileImages, open_rgb
 from fedprotip.stream.pixels import DIM
@@ -36,10 +36,15 @@ def check_images(dataset: Dataset) -> None:
                 open_rgb(path)  # says so
 
 
-def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults) -> dict[str, Any]:
+def inspect_data(
+    settings: Settings, check: Callable[[Settings, Stream], object], watch: Watch = lambda faults, files: faults
+) -> dict[str, Any]:
     """Counts per class, task and client, unreadable files, and the run in a sentence, as plain JSON values.
 
     A source that cannot be read at all is an error; `problem` says what is in the way of a run.
+
+    Args:
+        check: refuses what a run would refuse, but for unreadable files.
     """
     dataset, notes = index_dataset(settings.data), list[str]()
     paths = [path for images in _files(dataset) for path in images.paths]
@@ -66,7 +71,7 @@ def inspect_data(settings: Settings, watch: Watch = lambda faults, files: faults
         stream = build_stream(settings, replace(dataset, size=settings.data.sides))
         facts["tasks"] = [_task(stream, index) for index in range(len(stream.tasks))]
         facts["plan"] = _plan(stream, settings)
-        check_clients(stream)
+        check(settings, stream)
         facts["warnings"] += filter(None, [thin_warning(stream)])
     except FedprotipError as error:
         facts["problem"] = facts["problem"] or str(error)
