@@ -33,8 +33,9 @@ def split_dirichlet(
                 parts[client].append(sample[None])
             samples = samples[clients:]
         cuts = np.round(np.cumsum(shares)[:-1] * len(samples)).astype(int)
-        for client, part in enumerate(np.split(samples, cuts)):
-            parts[client].append(part)
+        starts, ends = np.append(0, cuts), np.append(cuts, len(samples))
+        for holder in np.flatnonzero(starts < ends):
+            parts[holder].append(samples[starts[holder] : ends[holder]])
     return [np.sort(np.concatenate(part)) if part else indices[:0] for part in parts]
 
 
