@@ -548,6 +548,7 @@ def test_tasks_and_clients_come_from_columns(tmp_path):
             assert len(held) == owners.count(client)
             assert set(held) <= set(task.train)
             assert (found.dataset.train_clients[held] == client).all()
+    assert found.client_names is found.client_names  # once for all clients
     check_clients(found)
 
 
@@ -598,9 +599,26 @@ def test_columns_that_do_not_fit_are_one_sentence(tmp_path):
 
 
 def test_fewer_samples_than_clients_is_refused(tmp_path):
-    class_folders(tmp_path, per_class=4)
-    refused(lambda: check_clients(stream(tmp_path, {"count": 5}, tasks=3)), "3 training samples for 5 clients", "= 3")
+    class_folders(tmp_path, ("cat" * 50, "dog", "økse"), per_class=4)
+    refused(
+        lambda: check_clients(stream(tmp_path, {"count": 5}, tasks=3)),
+        "…) has 3 training samples for 5 clients",
+        "= 3",
+    )
     check_clients(stream(tmp_path, {"count": 3}, tasks=3))
+
+
+def test_many_sites_of_the_data_may_have_nothing_of_a_task(tmp_path, command):
+    """Of forty sites all but two have the second task alone."""
+    site = np.concatenate([np.arange(40) % 2, np.arange(80) % 40])
+    y, split = np.repeat(np.arange(6), 20), np.array(["test", *["train"] * 4] * 24)
+    path = npz(tmp_path / "d.npz", x=pixels(120), y=y, client=site, task=np.minimum(y // 2, 1), split=split)
+    found = stream(path, {"count": 40}, source="columns", tasks=2)
+    assert len(found.tasks[0].train) < 40
+    check_clients(found)
+    few = ("--set", "train.rounds=1", "--set", "train.epochs=1", "--set", "model.width=8")
+    code, _, err = command("run", "--set", f"data.source={path}", *few, "--out", tmp_path / "run")
+    assert (code, "clients.count = 40: the data names them." in err) == (0, True), err
 
 
 # The whole way

@@ -21,8 +21,8 @@ THIN = 0.5
 def check_clients(stream: Stream) -> None:
     """Refuse a stream in which a task has too few samples for its clients (before a run, not in the middle)."""
     for task in stream.coming:
-        clients, place = stream.clients(task.index), f"Task {task.index + 1} ({task.name})"
-        if len(task.train) < len(clients):
+        clients, place = stream.clients(task.index), task.place
+        if stream.owners is None and len(task.train) < len(clients):
             raise UsageError(
                 f"{place} has {len(task.train)} training samples for {len(clients)} clients; {_advised(stream)}."
             )

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, shortened
 from fedprotip.seeds import numpy_stream, torch_stream
 from fedprotip.settings import Settings
 from fedprotip.stream.datasets import Dataset, load_dataset
@@ -33,6 +33,11 @@ class Task:
     classes: tuple[int, ...]
     train: np.ndarray
     test: np.ndarray
+
+    @property
+    def place(self) -> str:
+        """As a sentence names it; its name may be that of all its classes."""
+        return f"Task {self.index + 1} ({shortened(self.name, 80)})"
 
 
 class Stream:
@@ -85,7 +90,7 @@ class Stream:
         """Client ids of all test samples (n,), likewise."""
         return self._named(self.dataset.test_clients)
 
-    @property
+    @cached_property
     def client_names(self) -> Mapping[int, str]:
         """Names of clients, likewise, as far as they have one beside their id."""
         names = self.dataset.clients if self.owners is not None else ()
@@ -255,7 +260,7 @@ def build_stream(settings: Settings, dataset: Dataset | None = None, kept: Settl
         if not len(task.train) or not len(task.test):
             part, every = ("test", dataset.test_labels) if len(task.train) else ("training", dataset.train_labels)
             advice = "leave it out with stream.order" if len(every) else "the data has none at all, and needs some"
-            raise UsageError(f"Task {task.index + 1} ({task.name}) has no {part} samples; {advice}.")
+            raise UsageError(f"{task.place} has no {part} samples; {advice}.")
     if settings.stream.scenario == "class":
         _refuse_empty_classes(dataset, tasks[kept.learned :])
     if settings.train.augment == "flip" and not dataset.augmentation.flip:
@@ -273,7 +278,7 @@ def _within_classes(task: Task, dataset: Dataset, learned: bool) -> Task:
     if not learned and not known.all():
         name = dataset.classes[labels[~known].min()]
         raise UsageError(
-            f"Task {task.index + 1} ({task.name}) has no class {name!r} in this run, and the data has samples of it "
+            f"{task.place} has no class {name!r} in this run, and the data has samples of it "
             "there; take them out, or start another run."
         )
     tested = np.isin(dataset.test_labels.numpy()[task.test], task.classes)
