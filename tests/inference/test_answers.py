@@ -86,6 +86,16 @@ def test_a_hard_way_asks_the_best_task_alone_and_a_soft_one_all(seed):
         assert soft[sample] == candidates.labels[int(joint.argmax())]
 
 
+def test_a_task_is_never_surer_than_sure():
+    """Softmax over a few classes may add up to 1.0000001 in float32."""
+    inference = by(Way(Told(), HEADS), ((0, 1, 2, 3, 4, 5, 6),))
+    heard = told(inference, {HEADS: scores_of(0, 500, 7).float()}, torch.zeros(500, 1))
+    routed = inference.route(heard, "told")
+    by_label = inference.by_label(heard, routed)
+    assert by_label.sum(1).max() > 1
+    assert inference.tasks(by_label, routed).max() == 1
+
+
 def test_a_label_of_several_tasks_collects_its_probability():
     """Label 1 has 0.3 + 0.3 in two tasks and beats label 0 with 0.4 in one."""
     tasks = torch.log(torch.tensor([[0.5, 0.5]]))

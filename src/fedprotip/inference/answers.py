@@ -224,7 +224,7 @@ class Inference:
         if not self.candidates.distinct:
             return (routed.decisions[routed.groups] / self.calibration.temperature).softmax(1)
         by_task = by_label.new_zeros(by_label.shape[0], routed.decisions.shape[1])
-        return by_task.index_add_(1, self.candidates.tasks, by_label[:, self.candidates.known[1]])
+        return by_task.index_add_(1, self.candidates.tasks, by_label[:, self.candidates.known[1]]).clamp_max(1)
 
     def _strange(self, features: Features, scores: dict[str, Tensor]) -> dict[str, Tensor]:
         """How little samples look like anything learned, (n,), by every expert that can tell: higher is stranger.

@@ -161,7 +161,7 @@ class Portable(Inference):
         if not self.candidates.distinct:
             return (routed.decisions / self.calibration.temperature).softmax(1)
         tasks = self.candidates.tasks
-        return _summed(by_label[:, self.candidates.known[1]], tasks, int(tasks.max()) + 1)
+        return _summed(by_label[:, self.candidates.known[1]], tasks, int(tasks.max()) + 1).clamp_max(1)
 
 
 def _summed(values: Tensor, places: Tensor, count: int) -> Tensor:
