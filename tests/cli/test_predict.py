@@ -143,7 +143,7 @@ def test_a_known_task_decides(call, run, photos):
         (["EMPTY"], "holds no image files"),
         (["a.png", "--task", "0"], "tasks count from 1"),
         (["a.png", "--json", "--csv"], "choose one"),
-        (["PHOTO", "--task", "3"], "this run has learned 2"),
+        (["PHOTO", "--task", "3"], "--task 3: this run has learned 2"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(call, run, photos, tmp_path, arguments, said):

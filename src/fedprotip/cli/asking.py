@@ -82,6 +82,9 @@ def predict(
         raise UsageError("--json and --csv: choose one of them.")
     files = found_files(images)
     predictor = load(folder)
+    learned = len(predictor.plan.tasks)
+    if task is not None and task > learned:
+        raise UsageError(f"--task {task}: this run has learned {learned}; the nearest valid value is {learned}.")
     rows = list(answered(predictor, files, None if task is None else task - 1, together))
     if as_json:
         print_json([row.record(predictor) for row in rows])
