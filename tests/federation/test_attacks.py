@@ -304,6 +304,17 @@ def test_one_client_that_fails_does_not_end_a_run_in_which_it_is_drawn_alone(tmp
     assert summary["failures"]["count"] > 0
 
 
+@pytest.mark.parametrize("name", ["update_times_1e6", "everything_largest"])
+def test_of_two_that_are_asked_one_with_a_huge_update_is_left_out(tmp_path, monkeypatch, name):
+    """Nobody else is there to compare it with, and no round before; the other one's losses may not explode."""
+    quick(monkeypatch)
+    found = attacked(tmp_path / "r", name, "clients.count=2", "stream.tasks=1")
+    refused = [event["reason"] for event in found.named if event["round"] is not None]
+    assert len(refused) == ROUNDS
+    assert "out of all proportion" in refused[0]
+    assert not found.blamed
+
+
 def test_many_stated_samples_against_all_others_do_not_make_a_run_diverge(tmp_path, monkeypatch):
     """Ten times its samples and negated steps, ten rounds long: without bounds the loss reaches 240."""
     quick(monkeypatch)
