@@ -140,6 +140,21 @@ def test_a_checkpoint_cuts_no_other_file_than_its_logs(copy, monkeypatch, log):
     assert (folder / "settings.toml").read_bytes() == before
 
 
+@pytest.mark.parametrize("log", ["events.jsonl", "ledger.jsonl"])
+def test_a_checkpoint_belongs_to_the_logs_that_it_was_saved_beside(copy, monkeypatch, log):
+    """Those of another run would be cut where no line ends, and a run would go on that neither of both was."""
+    quick(monkeypatch)
+    folder = copy("interrupted")
+    lines = (folder / log).read_text().splitlines(keepends=True)
+    (folder / log).write_text("".join([lines[-1], *lines]))
+    before = (folder / log).read_bytes()
+    states = [state for name, state in inspect(folder)["to continue"].items() if name.startswith("checkpoint/")]
+    assert states
+    assert all(f"{log} is not the one that it was saved beside" in state for state in states)
+    assert "No checkpoint" in told(folder, resumed)
+    assert (folder / log).read_bytes() == before
+
+
 def test_a_log_with_a_second_name_outside_goes_on_in_the_folder_alone(copy, bases, monkeypatch):
     quick(monkeypatch)
     folder = copy("interrupted")

@@ -88,6 +88,11 @@ def test_a_task_without_samples_was_not_measured(world):
     assert found[1] is None
 
 
+def test_features_without_bounds_have_no_drift(world):
+    """Of a model that training has ruined: a record has no place for infinity."""
+    assert drift(world, [3e38] * 4) is None
+
+
 def test_drift_is_the_same_in_one_batch_and_in_many(world):
     network, inference, chance = world
     labels = torch.arange(60) % 2

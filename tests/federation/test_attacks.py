@@ -5,6 +5,7 @@ The attacks are `benchmarks/hostile`; what they cost in accuracy is measured by 
 
 import json
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +16,10 @@ from benchmarks import attacks, hostile
 from benchmarks.attacks import CLIENT, LINE
 from benchmarks.harness import Bench
 from benchmarks.hostile import ATTACKS, EVERY, HONEST, Attack
-from benchmarks.hostile.door import ALIKE
+from benchmarks.hostile.door import ALIKE, with_tensors
 from fedprotip import UsageError
 from fedprotip.messages import Message
-from tests.small import quick, results
+from tests.small import REDUCED, quick, results
 
 TINY = {
     "data": {"train_limit": 25, "test_limit": 10},
@@ -302,6 +303,35 @@ def test_one_client_that_fails_does_not_end_a_run_in_which_it_is_drawn_alone(tmp
         summary = fedprotip.run(TINY, ["clients.fraction=0.2", "train.rounds=12", "stream.tasks=1"], tmp_path / "r")
     assert summary["tasks"] == 1
     assert summary["failures"]["count"] > 0
+
+
+@pytest.mark.parametrize(("method", "loss"), [("fedavg", 1e308), ("pec", -1e30), ("fedprotip", 40_000)])
+def test_who_states_a_loss_that_nobody_has_is_left_out_and_named(tmp_path, monkeypatch, method, loss):
+    """One would be the whole loss curve of the report."""
+    quick(monkeypatch)
+    name = "students" if method == "pec" else "model"
+    change = partial(with_tensors, loss=loss)
+    lie = Attack("loss", "A loss.", (name,), lambda message, scene: change(message, message.tensors))
+    monkeypatch.setitem(ATTACKS, "loss", lie)
+    changed = {**TINY, "method": {"name": method, **REDUCED.get(method, {})}}
+    with hostile.among("loss", CLIENT):
+        fedprotip.run(changed, ["stream.tasks=1"], tmp_path / "r")
+    found = records(tmp_path / "r")
+    assert len(found.named) == ROUNDS
+    assert all("its loss is" in event["reason"] for event in found.named)
+    assert max(abs(event["loss"]) for event in found.events if event["event"] == "round") < 10
+    assert not found.blamed
+
+
+@pytest.mark.parametrize("name", ["update_times_1e6", "everything_largest"])
+def test_of_two_that_are_asked_one_with_a_huge_update_is_left_out(tmp_path, monkeypatch, name):
+    """Nobody else is there to compare it with, and no round before; the other one's losses may not explode."""
+    quick(monkeypatch)
+    found = attacked(tmp_path / "r", name, "clients.count=2", "stream.tasks=1")
+    refused = [event["reason"] for event in found.named if event["round"] is not None]
+    assert len(refused) == ROUNDS
+    assert "out of all proportion" in refused[0]
+    assert not found.blamed
 
 
 def test_many_stated_samples_against_all_others_do_not_make_a_run_diverge(tmp_path, monkeypatch):

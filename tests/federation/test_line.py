@@ -63,6 +63,16 @@ def test_of_two_either_may_be_the_odd_one():
     assert judged([1000.0]) == []
 
 
+def test_with_nobody_to_compare_with_a_reply_may_not_be_out_of_all_proportion():
+    """3,000 times slack times what any reply may have; where nothing is known of that, anything passes."""
+    for size, refused in ((12_000.0, []), (13_000.0, [1]), (3e38, [1])):
+        known = {}
+        found = list(in_line((measured(k, each, least=1.0) for k, each in enumerate([1.0, size])), 4.0, known))
+        assert [each.reply.client for each in found if each.refused] == refused
+        assert known["update"][0] == (1.0 if refused else size)
+    assert found[1].refused == "its update is 3e+38, out of all proportion: at most 1.2e+04"
+
+
 def test_earlier_rounds_count_and_are_remembered():
     known = {}
     assert judged([1.0, 2.0, 1000.0], known=known) == [2]

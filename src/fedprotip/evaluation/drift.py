@@ -8,7 +8,7 @@ from torch import Tensor
 from fedprotip.inference.answers import Inference
 from fedprotip.inference.experts import STATISTICS, StatisticsExpert
 from fedprotip.models.heads import Features
-from fedprotip.store.records import Number
+from fedprotip.store.records import Number, finite
 
 
 class Drift:
@@ -39,7 +39,10 @@ class Drift:
         return add
 
     def by_task(self, seen: int) -> list[Number]:
-        """For each of the tasks 0…seen, None where it has no test samples; empty without class statistics."""
+        """For each of the tasks 0…seen, None where it has no test samples, or features without bounds.
+
+        Empty without class statistics.
+        """
         if self._expert is None:
             return []
         gaussians, rows = self._expert.gaussians, self._expert.rows
@@ -50,5 +53,5 @@ class Drift:
         for task in range(seen + 1):
             own = self._candidates.tasks == task
             values = beyond[known & own]
-            found.append((float(values.mean()) if len(values) else 0.0) if self._counts[own].any() else None)
+            found.append((finite(float(values.mean())) if len(values) else 0.0) if self._counts[own].any() else None)
         return found

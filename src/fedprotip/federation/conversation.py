@@ -17,6 +17,8 @@ from fedprotip.methods.exchange import Exchange
 
 MOST_META = 2**16
 """Characters of JSON beside the tensors of a reply."""
+LOUD = 1e4
+"""Losses of training below this are not told apart: what they are of, a method says."""
 
 
 def converse(
@@ -95,6 +97,8 @@ def judge(reply: Reply, exchange: Exchange, server: Server) -> Judged:
         sender = server.sender(reply.client)
         exchange.check_sender(message, site, sender)
         sizes, least = dict(exchange.sizes(message, site)), dict(exchange.least(message, site))
+        if exchange.trains:
+            sizes["loss"], least["loss"] = abs(float(message.meta["loss"])), LOUD
         return Judged(Reply(reply.client, message), "", size, sizes, least, exchange.effort(message, site, sender))
     except BadMessage as error:
         why = str(error)

@@ -17,6 +17,10 @@ from fedprotip.methods.parts.consensus import Consensus
 FEWEST = 2
 """Others that a reply is compared with at least, unless there were rounds before: of two, either may be the odd one."""
 
+ALONE = 3000.0
+"""Where there is nothing to compare with: so many times `slack` times what is not told apart. Of updates that is 900
+times the length of the model; the longest in honest runs were 35 times it, of a head at a rate of 1 with momentum."""
+
 Known = dict[str, list[float]]
 """What was found in line in the rounds before: size → [largest, largest by effort]."""
 
@@ -56,9 +60,11 @@ class Others:
         return all(self._comparable(name) for name in judged.sizes) and not self.excess(judged, slack)
 
     def excess(self, judged: Judged, slack: float) -> str:
-        """What of a reply is out of line with all others so far."""
+        """What of a reply is out of line with all others so far, or, where these are too few, out of all proportion."""
         for name, size in judged.sizes.items():
             if not self._comparable(name):
+                if size > (most := ALONE * slack * judged.least.get(name, 0.0)) > 0:
+                    return f"its {name} is {size:.3g}, out of all proportion: at most {most:.3g}"
                 continue
             most = max(self._most(name, 0, judged), self._most(name, 1, judged) * judged.effort)
             most = max(most, judged.least.get(name, 0.0))

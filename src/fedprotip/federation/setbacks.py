@@ -54,5 +54,5 @@ def _reason(server: Server) -> str:
     """The last failure, and what to do."""
     return (
         f"the last reason: {server.progress.last_failure}; mend it and resume, or start again with other settings "
-        "(a smaller train.lr if values are not finite)"
+        "(a smaller train.lr if values are not finite or out of all proportion)"
     )

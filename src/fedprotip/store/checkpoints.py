@@ -14,20 +14,24 @@ from pydantic import Field
 
 from fedprotip.errors import RunError
 from fedprotip.store.clients import ClientStore
-from fedprotip.store.files import Tensors
+from fedprotip.store.files import Tensors, hash_of
 from fedprotip.store.objects import Index, ObjectFolder, ObjectName, sealed, unsealed
 from fedprotip.store.plain import TEXT, UNFINISHED, PlainFolder
 
 CHECKPOINT = "checkpoint"
 INDEX = "[0-9]" * 8 + ".json"
 LOGS = ("events.jsonl", "ledger.jsonl")
+Log = Literal["events.jsonl", "ledger.jsonl"]
+END = 2**16
+"""Bytes at the end of a log by which a checkpoint knows it again: what a run took for seconds, no other one did."""
 
 
 class CheckpointIndex(Index):
     """`checkpoint/00000042.json`"""
 
     clients: dict[str, ObjectName]  # "client/name" → its private state
-    logs: dict[Literal["events.jsonl", "ledger.jsonl"], Annotated[int, Field(ge=0)]]  # their lengths
+    logs: dict[Log, Annotated[int, Field(ge=0)]]  # their lengths
+    ends: dict[Log, str] = {}  # hashes of their ends; checkpoints from before have none
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,17 @@ class Checkpoints:
         """Raise RunError unless a checkpoint, its objects and the logs up to it are whole; nothing is written."""
         index = self._read(name)
         self.objects.verify(sorted({*index.names, *index.clients.values()}), mend=False)
-        self._check_logs(index.logs)
+        self._check_logs(index)
 
     def save(self, state: Mapping[str, Any], groups: Mapping[str, Tensors], store: ClientStore) -> None:
         """Save a state (JSON) and groups of tensors so that `restore` gives exactly them back."""
+        sizes = {log: self._run.size(log, synced=True) for log in LOGS}
         index = {
             "state": dict(state),
             "groups": {name: self.objects.write_group(name, tensors) for name, tensors in groups.items()},
             "clients": store.flush(),
-            "logs": {log: self._run.size(log, synced=True) for log in LOGS},
+            "logs": sizes,
+            "ends": {log: self._end(log, size) for log, size in sizes.items()},
         }
         named = Named(set(index["groups"].values()), set(index["clients"].values()))
         self.objects.duplicate(sorted(named.groups & self._named.get(self._step, Named()).groups))
@@ -96,7 +102,7 @@ class Checkpoints:
             try:
                 index = self._read(name)
                 self.objects.verify(sorted(index.names))
-                self._check_logs(index.logs)
+                self._check_logs(index)
                 groups = {group: self.objects.read(obj) for group, obj in index.groups.items()}
                 partly = partly or (name, index, groups)
                 self.objects.verify(sorted(index.clients.values()))
@@ -151,10 +157,18 @@ class Checkpoints:
     def _read(self, name: str) -> CheckpointIndex:
         return CheckpointIndex.model_validate(unsealed(self.folder.read(name, TEXT)))
 
-    def _check_logs(self, sizes: Mapping[Any, int]) -> None:
-        for log, size in sizes.items():
+    def _check_logs(self, index: CheckpointIndex) -> None:
+        """Raise RunError unless the logs begin as they did when it was saved."""
+        for log, size in index.logs.items():
             if self._run.size(log) < size:
                 raise RunError(f"{log} is shorter than it should be")
+            if log in index.ends and self._end(log, size) != index.ends[log]:
+                raise RunError(f"{log} is not the one that it was saved beside")
+
+    def _end(self, log: str, size: int) -> str:
+        """The hash of the last bytes of a log, had it this length."""
+        start = max(size - END, 0)
+        return hash_of(self._run.piece(log, start, size - start))
 
     def _cut_logs(self, sizes: Mapping[Any, int]) -> None:
         for log, size in sizes.items():
