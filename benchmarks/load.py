@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import inputs
@@ -28,10 +29,17 @@ def load(
     settings = {"stream": {"tasks": 2, "task_size": classes // 2}, "method": {"name": "lda"}, "data": data}
     folder = bench.folder / "run"
     run(settings, list(model), out=folder)
-    sides = {"ours": lambda: started(OURS, folder), "textbook": lambda: started(LEAST, folder)}
+    spent: dict[str, list[float]] = {OURS: [], LEAST: []}
+
+    def side(code: str) -> str:
+        told, seconds = started(code, folder)
+        spent[code].append(seconds)
+        return told
+
+    sides = {"ours": lambda: side(OURS), "textbook": lambda: side(LEAST)}
     case = bench.measure("ResNet-18, from nothing to ready", sides, _ready, least=0.0)
     bench.figure(case, "times torch's import and reading the file", case.ratio("ours", "textbook"), "≤", 1.5)
-    ours, least = (case.results[side][1] for side in ("ours", "textbook"))
+    ours, least = (median(seconds[1:]) for seconds in spent.values())  # Python compiled us in the first turn
     bench.figure(case, "the same by CPU seconds", ours / least, "≤", 1.5)
 
 
@@ -56,4 +64,4 @@ def _cpu_seconds() -> float:
 
 
 def _ready(results: dict[str, Any]) -> Agreement:
-    return "processes that were not ready", float(sum(told != "ready" for told, _ in results.values())), 0.0
+    return "processes that were not ready", float(sum(told != "ready" for told in results.values())), 0.0
