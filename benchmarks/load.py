@@ -31,12 +31,12 @@ def load(
     run(settings, list(model), out=folder)
     spent: dict[str, list[float]] = {OURS: [], LEAST: []}
 
-    def side(code: str) -> str:
+    def turn(code: str) -> str:
         told, seconds = started(code, folder)
         spent[code].append(seconds)
         return told
 
-    sides = {"ours": lambda: side(OURS), "textbook": lambda: side(LEAST)}
+    sides = {"ours": lambda: turn(OURS), "textbook": lambda: turn(LEAST)}
     case = bench.measure("ResNet-18, from nothing to ready", sides, _ready, least=0.0)
     bench.figure(case, "times torch's import and reading the file", case.ratio("ours", "textbook"), "≤", 1.5)
     ours, least = (median(seconds[1:]) for seconds in spent.values())  # Python compiled us in the first turn
