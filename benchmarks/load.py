@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import inputs
@@ -28,18 +29,29 @@ def load(
     settings = {"stream": {"tasks": 2, "task_size": classes // 2}, "method": {"name": "lda"}, "data": data}
     folder = bench.folder / "run"
     run(settings, list(model), out=folder)
-    sides = {"ours": lambda: started(OURS, folder), "textbook": lambda: started(LEAST, folder)}
+    spent: dict[str, list[float]] = {OURS: [], LEAST: []}
+
+    def turn(code: str) -> str:
+        told, seconds = started(code, folder)
+        spent[code].append(seconds)
+        return told
+
+    sides = {"ours": lambda: turn(OURS), "textbook": lambda: turn(LEAST)}
     case = bench.measure("ResNet-18, from nothing to ready", sides, _ready, least=0.0)
     bench.figure(case, "times torch's import and reading the file", case.ratio("ours", "textbook"), "≤", 1.5)
-    ours, least = (case.results[side][1] for side in ("ours", "textbook"))
+    ours, least = (median(seconds[1:]) for seconds in spent.values())  # Python compiled us in the first turn
     bench.figure(case, "the same by CPU seconds", ours / least, "≤", 1.5)
 
 
 def started(code: str, folder: Path) -> tuple[str, float]:
-    """What a new process printed, and the CPU seconds it took."""
+    """What a new process printed, and the CPU seconds it took.
+
+    Python keeps what it compiled, as of any installed package: else it would compile us each time, and torch never.
+    """
     before = _cpu_seconds()
     command = [sys.executable, "-c", code.format(folder=str(folder))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src")
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src", env=kept)
     if done.returncode:
         raise RunError(f"A new process failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     return done.stdout.strip(), _cpu_seconds() - before
@@ -52,4 +64,4 @@ def _cpu_seconds() -> float:
 
 
 def _ready(results: dict[str, Any]) -> Agreement:
-    return "processes that were not ready", float(sum(told != "ready" for told, _ in results.values())), 0.0
+    return "processes that were not ready", float(sum(told != "ready" for told in results.values())), 0.0

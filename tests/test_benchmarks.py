@@ -14,6 +14,7 @@ from benchmarks import apart, engines, fleet, harness, runs, second_task
 from benchmarks.extract import find_columns
 from benchmarks.harness import CLEAR, Bench, Case, Figure, alternate, on_top_mb, this_machine
 from benchmarks.inputs import angle, same_models
+from benchmarks.load import started
 from benchmarks.second_task import Size
 from fedprotip import RunError, UsageError, run
 from fedprotip.federation.aggregate import Average
@@ -325,6 +326,11 @@ def test_a_sketch_with_and_without_masks(bench):
     plain, secure = case.results["plain"], case.results["secure"]
     assert 1.7 < secure["sent"] / plain["sent"] < 2.3
     assert secure["received"] / plain["received"] < 1.5
+
+
+def test_a_new_process_keeps_what_python_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert started("import sys; print(sys.dont_write_bytecode)", tmp_path)[0] == "False"
 
 
 def test_the_fleet_is_simulated_and_tasks_are_measured(tmp_path, capsys):

@@ -22,7 +22,7 @@ def derive(seed: int, purpose: str, *place: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def numpy_stream(seed: int, purpose: str, *place: int | str) -> np.random.Generator:
+def numpy_stream(seed: int, purpose: str, *place: int | str) -> "np.random.Generator":
     return np.random.default_rng(derive(seed, purpose, *place))
 
 

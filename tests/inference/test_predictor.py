@@ -14,6 +14,7 @@ from safetensors.torch import save as save_tensors
 
 import fedprotip
 from fedprotip.evaluation.portions import draw_groups
+from fedprotip.inference.soundness import check_model
 from fedprotip.methods import base
 from fedprotip.settings import KNOWN, load
 from fedprotip.stream import build_stream
@@ -202,10 +203,16 @@ def test_a_process_that_answers_never_imports_what_trains(run, stream, tmp_path,
         "import sys, numpy, fedprotip;"
         f"found = fedprotip.load({str(folder)!r}).predict(numpy.load({str(tmp_path / 'images.npy')!r}));"
         "bad = ('fedprotip.' + n for n in ('methods', 'federation', 'evaluation', 'report', 'api', 'stream.datasets'));"
-        "print(len(found), [n for n in (*bad, 'matplotlib', 'sklearn', 'rich', 'typer') if n in sys.modules])"
+        "print(len(found), [n for n in (*bad, 'matplotlib', 'sklearn', 'rich', 'typer') if n in sys.modules],"
+        "fedprotip.Settings.__pydantic_complete__)"  # settings of training have their checks made when they are read
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "3 []"
+    assert done.stdout.strip() == "3 [] False"
+
+
+def test_weights_as_large_as_numbers_go_are_numbers():
+    weights = {"heads.0.bias": torch.full((4,), 3e38)}
+    check_model(weights, weights)
 
 
 def test_asking_once_is_loading_and_predicting(run, predictor, stream):

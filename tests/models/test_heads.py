@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedprotip.models import Network, build_network
+from fedprotip.models import Network, build_network, heads, new_network
 from fedprotip.models.heads import register
-from fedprotip.settings import load
+from fedprotip.models.state import full_state
+from fedprotip.settings import ModelSettings, load
 
 SHAPE = (1, 4, 4)
 
@@ -101,3 +102,34 @@ def test_a_backbone_of_ones_own(registries):
     net = network(model={"name": "mine"})
     assert net.features == 3
     assert not net.backbone.training
+
+
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet18", "vit"])
+def test_weights_that_are_there_are_not_drawn_first(name, monkeypatch):
+    model, shape = ModelSettings(name=name, width=12, depth=4), (3, 8, 8)
+    drawn = new_network(model, shape, 0, False)
+
+    monkeypatch.setattr(heads, "ambient_stream", None)
+    before = torch.get_rng_state()
+    filled = new_network(model, shape, 0, False, weights(drawn.backbone))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same(weights(filled), weights(drawn))
+    assert full_state(filled).keys() == weights(filled).keys()  # none that is not in a file of weights
+    assert (filled.features, filled.stacked, filled.first) == (drawn.features, drawn.stacked, drawn.first)
+
+
+def test_what_a_backbone_of_ones_own_draws_beside_its_weights_stays_the_same(registries):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 3)
+            self.mask = torch.rand(3)
+
+        def forward(self, x):
+            return self.linear(x.flatten(1)) * self.mask
+
+    register("masked")(lambda settings, shape: Masked())
+    model = ModelSettings(name="masked")
+    drawn = new_network(model, SHAPE, 0, False)
+    filled = new_network(model, SHAPE, 0, False, weights(drawn.backbone))
+    assert torch.equal(filled.backbone.mask, drawn.backbone.mask)

@@ -14,6 +14,7 @@ from fedprotip.errors import UsageError
 from fedprotip.report import comparison_rows, comparison_text, plots_comparison, style, write_comparison
 from fedprotip.report.alike import differences, other_questions
 from fedprotip.report.comparison import comparison_reading, comparison_sections
+from fedprotip.report.formats import latex_text
 from fedprotip.report.rundata import RunData
 from fedprotip.report.significance import TITLE, may_be_chance, verdicts
 from fedprotip.report.tables import aggregate, labels, other_differences
@@ -518,5 +519,6 @@ def test_tables_for_pages_and_papers(tmp_path: Path) -> None:
     assert r"a\_b\textbar{}*c* \& 5 \% \textless{}b\textgreater{}" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
     assert "\\textbf{" in latex
+    assert latex_text("[mine]") == "{}[mine]"  # else the end of the row before takes it for a length
     body = [line for line in latex.splitlines() if not line.startswith("%")]
     assert all(ord(letter) < 128 for line in body for letter in line)

@@ -175,6 +175,7 @@ BAD = {
     "no images": (as_json({"images": []}), 422, "images must be a list of image files in base64, with one at least"),
     "nothing": (as_json({}), 422, "images must be a list"),
     "a number for an image": (as_json({"images": ["AA==", 7]}), 422, "Image 2 must be text"),
+    "true for a task in JSON": (as_json({"images": ["AA=="], "task": True}), 422, "counted from 0, not 'True'"),
     "half a task in JSON": (as_json({"images": ["AA=="], "task": 1.5}), 422, "counted from 0, not '1.5'"),
     "a URL that is no base64": (as_json({"images": ["data:image/png,x"]}), 422, "Image 1 is a data: URL without"),
     "no base64": (as_json({"images": ["?"]}), 422, "base64"),

@@ -146,6 +146,10 @@ def test_with_a_key_by_keyboard_on_a_phone(own, browser, tmp_path):
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
         browser.screenshot(tmp_path / "phone.png")
         assert Image.open(tmp_path / "phone.png").width == 720
+        paint(tmp_path / f"{'long-' * 30}.png", COLOURS["yellow"], 9)
+        send(browser, tmp_path / f"{'long-' * 30}.png")
+        assert browser.evaluate("document.querySelector('#rows tr').offsetHeight") < 200
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.slow

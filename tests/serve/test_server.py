@@ -97,13 +97,26 @@ def test_eight_clients_a_thousand_requests_no_error_and_memory_stays(run, capsys
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["nowhere"], "nowhere"), (["RUN", "--host", "no such host.invalid"], "no address")],
+    [
+        (["nowhere"], "nowhere"),
+        (["RUN", "--host", "no such host.invalid"], "no address"),
+        (["RUN", "--body-mb", "nan"], "--body-mb nan must be a number"),
+        (["RUN", "--timeout", "inf"], "--timeout inf must be a number"),
+    ],
 )
 def test_what_cannot_be_served_is_one_sentence(call, run, arguments, said):
     code, _, errors = call("serve", *(run if name == "RUN" else name for name in arguments))
     assert code in (1, 2)
     assert said in errors
     assert errors.count("fedprotip:") == 1
+
+
+@pytest.mark.parametrize("key", [" \t", "schlüssel", "one\ntwo", "\udcff"])
+def test_a_key_that_no_request_can_bring_is_refused(call, run, monkeypatch, key):
+    monkeypatch.setenv("FEDPROTIP_API_KEY", key)
+    code, _, errors = call("serve", run)
+    assert code == 2
+    assert "FEDPROTIP_API_KEY must be letters, digits and signs of ASCII" in errors
 
 
 def test_a_port_that_is_taken_is_a_sentence(call, run):

@@ -13,6 +13,8 @@ from fedprotip.cli.options import Imports
 from fedprotip.errors import UsageError
 
 err = Console(stderr=True)
+MOST = 1e6
+"""Of whatever an option counts: a terabyte, or eleven days."""
 
 
 def serve(
@@ -55,6 +57,10 @@ def serve(
         raise UsageError(
             f"The package {error.name} is missing; it comes with: pip install 'fedprotip[serve]'."
         ) from None
+    numbers = {"wait-ms": wait_ms, "body-mb": body_mb, "megapixels": megapixels, "timeout": timeout, "watch": watch}
+    for name, value in (numbers | {"request-megapixels": request_megapixels}).items():
+        if not value <= MOST:  # NaN is not, either
+            raise UsageError(f"--{name} {value:g} must be a number of {MOST:,.0f} at most.")
     limits = Limits(
         body=round(body_mb * MB),
         pixels=round(megapixels * 10**6),

@@ -39,7 +39,7 @@ from fedprotip.stream.plan import Plan
 
 Group = bool | Sequence[str | int] | np.ndarray | Tensor | None
 """Which images came together: none, all, or those of the same name."""
-SUFFIX = ".safetensors"
+SUFFIX, BACKBONE = ".safetensors", "backbone."
 RELEVANCE = "cosine"
 """The way whose evidence is the energy of a sample in the subspace of every task."""
 TOGETHER = 512
@@ -265,7 +265,8 @@ def _filled(plan: Plan, weights: Tensors) -> Network:
     """The network that a plan describes, with these weights; extras are for learning only."""
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("extras.")}
     _refuse_what_has_no_weights(plan, weights)
-    network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared")
+    backbone = {name.removeprefix(BACKBONE): tensor for name, tensor in weights.items() if name.startswith(BACKBONE)}
+    network = new_network(plan.model, plan.pixels.shape, plan.seed, plan.model.head == "shared", backbone)
     for index, task in enumerate(plan.tasks):
         network.add_head(task.classes, plan.seed, index)
     if BIRTH in plan.answering.experts:
@@ -286,8 +287,8 @@ def _refuse_what_has_no_weights(plan: Plan, weights: Tensors) -> None:
     with suppress(*MISFITS):
         backbone = without_memory(plan.model, plan.pixels.shape)
     if backbone is not None:  # one of one's own may need real numbers
-        own = {f"backbone.{name}": tensor for name, tensor in full_state(backbone).items()}
-        _refuse_another(plan, own, {name: tensor for name, tensor in weights.items() if name.startswith("backbone.")})
+        own = {BACKBONE + name: tensor for name, tensor in full_state(backbone).items()}
+        _refuse_another(plan, own, {name: tensor for name, tensor in weights.items() if name.startswith(BACKBONE)})
 
 
 def _refuse_another(plan: Plan, own: Tensors, weights: Tensors) -> None:

@@ -171,7 +171,9 @@ class Own:
         values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
         least = 1e-9 * values[:, -1:].clamp_min(tiny)
         roots = torch.where(values > least, values.clamp_min(least).rsqrt(), 0.0)
-        factor = whitening.T @ sketch @ (vectors * roots[:, None])  # factor·factorᵀ approximates S_c
+        side = sketch.permute(1, 0, 2)  # one product of all classes takes half the time of one for each
+        whitened = (whitening.T @ side.flatten(1)).view_as(side).permute(1, 0, 2)
+        factor = whitened @ (vectors * roots[:, None])  # factor·factorᵀ approximates S_c
         spread, turn = (part.flip(-1)[..., :kept] for part in torch.linalg.eigh(factor.mT @ factor))
         variance = 1 + WEIGHT * freedom / (freedom + omega.shape[1]) * (spread - 1).clamp_min(0)
         lengths = spread.clamp_min(tiny).rsqrt() * (1 - 1 / variance).sqrt()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedprotip.errors import UnknownName, UsageError, shortened
 from fedprotip.models.freeze import Stages, declare_stages, frozen_prefixes
-from fedprotip.models.steps import Hidden, Inputs, advance, pool, run_steps, steps_of
+from fedprotip.models.steps import Hidden, Inputs, advance, run_steps, steps_of
 from fedprotip.models.taps import taps_of
 from fedprotip.models.weights import load_weights
 from fedprotip.seeds import ambient_stream
@@ -21,10 +21,11 @@ from fedprotip.settings import ModelSettings, Settings, declare, known
 
 Builder = Callable[[ModelSettings, tuple[int, int, int]], nn.Module]
 _builders: dict[str, Builder] = {}
+_plain: dict[str, Builder] = {}
 
 
 def register(
-    name: str, stages: Stages | Callable[[ModelSettings], Stages] | None = None
+    name: str, stages: Stages | Callable[[ModelSettings], Stages] | None = None, plain: bool = False
 ) -> Callable[[Builder], Builder]:
     """Make a backbone available as `model.name = NAME`: (settings, image shape) → module (n, c, h, w) → (n, d).
 
@@ -36,10 +37,13 @@ def register(
 
     Args:
         stages: the parts that `model.freeze` can freeze, from input to output, by parameter prefix.
+        plain: all its numbers are parameters and buffers, so that whoever has those need not draw any.
     """
 
     def add(builder: Builder) -> Builder:
         _builders[name] = builder
+        if plain:
+            _plain[name] = builder
         declare_stages(name, stages or {})
         declare("model.name", name, builder)
         return builder
@@ -201,22 +205,38 @@ def build_network(settings: Settings, image_shape: tuple[int, int, int], routes:
     return network
 
 
-def new_network(model: ModelSettings, image_shape: tuple[int, int, int], seed: int, shared_head: bool) -> Network:
-    """A backbone with seeded weights, without heads."""
+def new_network(
+    model: ModelSettings,
+    image_shape: tuple[int, int, int],
+    seed: int,
+    shared_head: bool,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Network:
+    """A backbone with seeded weights, without heads.
+
+    Args:
+        weights: what will stand in the place of all that the backbone draws: where it is plain, nothing is drawn.
+    """
     build = builder_of(model.name)
-    with ambient_stream(seed, "init"):
-        backbone = deepcopy(build(model, image_shape))
+    if weights is not None and _plain.get(model.name) is build:
+        with _Undrawn():
+            backbone = build(model, image_shape)
+        backbone.load_state_dict(weights)  # before anything is computed: memory may hold anything
+    else:
+        with ambient_stream(seed, "init"):
+            backbone = deepcopy(build(model, image_shape))
     products: list[int] = []
     with _counted(backbone, products):
         features = _feature_width(backbone, model.name, image_shape)
     taps = taps_of(model, backbone)
     network = Network(backbone, features, shared_head, taps)
     network.longest = max(products, default=0)
-    with torch.no_grad():
-        image = torch.zeros(1, *image_shape)
-        network.stacked = network.look(image).stacked.shape[1]
-        if taps:
-            network.first = pool(run_steps(backbone, image, 0, taps[0])).shape[1]
+    if taps:
+        with torch.no_grad():
+            begun = advance(backbone, torch.zeros(1, *image_shape), taps[0], taps)
+            assert begun.pooled is not None
+            network.first = begun.pooled.shape[1]
+            network.stacked = network.look(begun).stacked.shape[1]
     return network
 
 

@@ -83,6 +83,6 @@ class ResNet18(nn.Module):
 STAGES = {"stem": ("conv1.", "bn1."), **{f"layer{stage}": (f"layer{stage}.",) for stage in range(1, 5)}}
 
 
-@register("resnet18", STAGES)
+@register("resnet18", STAGES, plain=True)
 def resnet18(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     return ResNet18(settings.stem, settings.pool, image_shape[0])

@@ -15,7 +15,7 @@ def _cnn_stages(settings: ModelSettings) -> Stages:
     return {f"layer{stage + 1}": (f"{4 * stage}.", f"{4 * stage + 1}.") for stage in range(settings.depth)}
 
 
-@register("mlp", _mlp_stages)
+@register("mlp", _mlp_stages, plain=True)
 def mlp(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """`depth` hidden layers of `width` units with ReLU; the last one is the feature."""
     channels, height, width = image_shape
@@ -27,7 +27,7 @@ def mlp(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module
     return nn.Sequential(*layers)
 
 
-@register("small_cnn", _cnn_stages)
+@register("small_cnn", _cnn_stages, plain=True)
 def small_cnn(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """`depth` stages of 3×3 convolution, batch norm, ReLU and pooling; the mean over positions is the feature."""
     layers: list[nn.Module] = []

@@ -133,7 +133,7 @@ def _stages(depth: int) -> Stages:
     return {"stem": ("cls_token", "pos_embed", "patch_embed."), **blocks}
 
 
-@register("vit", lambda settings: _stages(settings.depth))
+@register("vit", lambda settings: _stages(settings.depth), plain=True)
 def vit(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """A vision transformer of any size, for images of any size."""
     channels, *own = image_shape
@@ -148,7 +148,7 @@ def vit(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module
     return _transformer(channels, size, patch, settings.width, settings.depth)
 
 
-@register("vit_b16", _stages(12))
+@register("vit_b16", _stages(12), plain=True)
 def vit_b16(settings: ModelSettings, image_shape: tuple[int, int, int]) -> nn.Module:
     """ViT-B/16, 86 million parameters, for images of 224 pixels unless `model.image_size` says otherwise."""
     return _transformer(image_shape[0], (settings.image_size or 224,) * 2, 16, width=768, depth=12)

@@ -22,11 +22,13 @@ def markdown_text(text: str) -> str:
 
 
 def latex_text(text: str) -> str:
+    """A text of a run as a cell; the end of the row before would take a bracket or a star at its beginning for its own.
+
+    >>> latex_text("lr=0.1_x & 5 %"), latex_text("[mine]")
+    ('lr=0.1\\\\_x \\\\& 5 \\\\%', '{}[mine]')
     """
-    >>> latex_text("lr=0.1_x & 5 %")
-    'lr=0.1\\\\_x \\\\& 5 \\\\%'
-    """
-    return "".join(LATEX.get(letter, letter) for letter in text.replace("\n", " "))
+    start = "{}" if text.lstrip().startswith(("[", "*")) else ""
+    return start + "".join(LATEX.get(letter, letter) for letter in text.replace("\n", " "))
 
 
 def markdown_table(grid: Grid) -> str:

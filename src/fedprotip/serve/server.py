@@ -48,7 +48,7 @@ def serve(
     Args:
         hosts: further names by which the server may be called; where it listens to loopback only, others are refused.
     """
-    limits, key = limits or Limits(), os.environ.get(KEY, "").strip()
+    limits, key = limits or Limits(), _key(os.environ.get(KEY, ""))
     if not limits.threads and THREADS not in os.environ:  # one core reads requests meanwhile
         limits = replace(limits, threads=max(1, torch.get_num_threads() - 1))
     source = Source(folder)
@@ -89,6 +89,14 @@ async def _until_told(server: Server, listener: socket.socket, service: Service)
     with suppress(AttributeError):  # there is none on Windows
         loop.add_signal_handler(signal.SIGHUP, reload)
     await server.serve(sockets=[listener])
+
+
+def _key(given: str) -> str:
+    """What requests must bring: one that no header can hold would let nobody in, and an empty one everybody."""
+    key = given.strip()
+    if given and not (key and key.isascii() and key.isprintable()):
+        raise UsageError(f"{KEY} must be letters, digits and signs of ASCII, as it comes in a header; set another.")
+    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -28,7 +28,7 @@ WANTED = {"together": "true or false", "task": "a number, counted from 0"}
 class Asked(BaseModel):
     """The body of `POST /predict` as JSON."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     images: list[str] = Field(min_length=1, description="Image files in base64, or as data: URLs.")
     together: bool = Field(False, description="The images came together: one task for all, unless they tell otherwise.")
     task: int | None = Field(None, ge=0, description="Their task, counted from 0, if it is known.")

@@ -43,7 +43,9 @@ Sides = Annotated[list[Annotated[int, Field(ge=1, le=2**16)]], Field(min_length=
 class Section(BaseModel):
     """A group of settings: immutable, an unknown key is an error, and so is true or "5" for a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 class DataSettings(Section):
@@ -404,15 +406,15 @@ class MethodSettings(Section):
 class Settings(Section):
     """Everything that decides a run."""
 
-    data: DataSettings = DataSettings()
-    stream: StreamSettings = StreamSettings()
-    clients: ClientsSettings = ClientsSettings()
-    model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
+    data: DataSettings = Field(default_factory=DataSettings)
+    stream: StreamSettings = Field(default_factory=StreamSettings)
+    clients: ClientsSettings = Field(default_factory=ClientsSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
     method: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: known("method.name", "fedprotip")())
-    statistics: StatisticsSettings = StatisticsSettings()
-    evaluate: EvaluateSettings = EvaluateSettings()
-    run: RunSettings = RunSettings()
+    statistics: StatisticsSettings = Field(default_factory=StatisticsSettings)
+    evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
+    run: RunSettings = Field(default_factory=RunSettings)
 
     @field_validator("method", mode="before")
     @classmethod

@@ -61,7 +61,7 @@ class BadRecord(RunError):
     """Neither to be written nor to be believed; the text names the field and says why."""
 
 
-class Part(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False):
+class Part(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False, defer_build=True):
     """A piece of a record."""
 
 

@@ -82,7 +82,11 @@ function fill(node, file, answer) {
 
 function note(file, name, sure, task) {
   const row = make("tr");
-  for (const text of [new Date().toLocaleTimeString(), file.name, name, sure, task]) row.append(make("td", "", text));
+  for (const text of [new Date().toLocaleTimeString(), file.name, name, sure, task]) {
+    const cell = make("td", "", short(text));
+    cell.title = text;
+    row.append(cell);
+  }
   place("rows").prepend(row);
   while (place("rows").children.length > ROWS) place("rows").lastElementChild.remove();
   place("recent").hidden = false;
@@ -110,7 +114,7 @@ async function ask(file) {
     }
     const answer = told.answers[0];
     fill(node, file, answer);
-    note(file, answer.label, percent(answer.probability), short(answer.task_name) || String(answer.task + 1));
+    note(file, answer.label, percent(answer.probability), answer.task_name || String(answer.task + 1));
   } catch (error) {
     refuse(node, file, "The server cannot be reached.");
   }
