@@ -160,7 +160,7 @@ def _make(files: Certificates, host: str) -> None:
     except ValueError:
         names += [x509.DNSName(host)] if x509.DNSName(host) not in names else []
     certificate = (
-        x509.CertificateBuilder(named("fedprotip"), named(host), serving.public_key())
+        x509.CertificateBuilder(named("fedprotip"), named(host[:64]), serving.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(span[0])
         .not_valid_after(span[1])
@@ -186,6 +186,13 @@ def site_key(path: Path) -> Path:
 
     A key that is there is never replaced: its public half is derived from it where that is missing.
     """
+    try:
+        return _site_key(path)
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} can be no key: {error.strerror}.") from None
+
+
+def _site_key(path: Path) -> Path:
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -221,7 +228,7 @@ def site_key(path: Path) -> Path:
 
 def bind(folder: Path, client: int, public: Path) -> None:
     """From now on this client is known by this key alone; UsageError where either has another one already."""
-    key, path = _plain_key(public), folder / ADMITTED
+    key, path = plain_key(public), folder / ADMITTED
     before = _lines(path)
     if before.get(client, key) != key:
         raise UsageError(f"Client {client} has another key; if this is to replace it, remove its line from {path}.")
@@ -251,8 +258,8 @@ def _lines(path: Path) -> dict[int, str]:
         raise UsageError(f"{path} is damaged: every line is the number of a client and its public key.") from None
 
 
-def _plain_key(public: Path) -> str:
-    """A public key without its comment."""
+def plain_key(public: Path) -> str:
+    """A public key without its comment; UsageError where it is none."""
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
