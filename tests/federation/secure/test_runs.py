@@ -378,6 +378,13 @@ def test_damaged_secrets_are_lost_secrets(tmp_path, text):
     assert Desk(PlainFolder(tmp_path))._kept().client == 1
 
 
+def test_no_random_word_becomes_an_infinite_number():
+    found = private.bell(torch.tensor([-(2**63), -1, 0, 2**63 - 2**11, 2**63 - 1]))
+    assert found.isfinite().all()
+    assert (found.diff() >= 0).all()
+    assert found[0] < -8 < 8 < found[-1]
+
+
 def test_gaussians_of_a_client_are_its_secret_and_last(tmp_path):
     """Two runs with one seed have other sketches; within a run a client has the same ones."""
 
