@@ -289,6 +289,37 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
         assert results(data / "r") == results(data / "whole")
 
 
+def test_a_run_over_sites_goes_on_over_sites_alone(data):
+    """Not in a simulation, which would have the server's data only; nor does one of these go on over sites."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(event):
+        if event["event"] == "round":
+            raise Killed
+
+    grid = LoopGrid()
+    for client in HELD:
+        grid.join(program(data, client))
+    given = settings(data / "server.npz", "stream.tasks=1")
+    with pytest.raises(Killed):
+        over(grid, given, data / "r", observers=[die])
+    sentence = r"is a run over sites, .* continue it with: fedprotip flower submit"
+    with pytest.raises(UsageError, match=sentence):
+        fedprotip.resume(data / "r")
+    with across(Reachable(grid)):
+        fedprotip.resume(data / "r")
+    before = (data / "r" / "settings.toml").read_text()
+    with pytest.raises(UsageError, match=sentence):
+        fedprotip.extend(data / "r", tasks=1)
+    assert (data / "r" / "settings.toml").read_text() == before
+    (data / "r" / "sites.json").unlink()
+    (data / "r" / "clients").mkdir()  # as if it had been one of those
+    with across(Reachable(grid)), pytest.raises(UsageError, match="is a run of Flower's simulation"):
+        fedprotip.extend(data / "r", tasks=1)
+
+
 def test_two_runs_over_the_same_sites_keep_their_own_and_the_first_goes_on(data):
     """Both have asked as many questions; what sites keep for one is not what they keep for the other."""
     grid, columns = LoopGrid(), "stream.source=columns"
