@@ -530,10 +530,19 @@ def test_the_folder_of_a_site_is_for_its_owner_alone(tmp_path):
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
+def test_a_site_without_its_data_says_so_when_it_is_started(tmp_path):
+    """And not when the server asks for the first time."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path)
+    with pytest.raises(UsageError, match=r"The data of client 0 is not there: /.*photos.npz does not exist"):
+        processes.join(found, found.site(0), print)
+
+
 def test_a_folder_for_temporary_files_with_too_long_a_name_is_a_sentence(tmp_path, monkeypatch):
     """A socket has room for a short name."""
     pytest.importorskip("flwr", reason="the extra flower")
     (tmp_path / ("x" * 100)).mkdir()
+    (tmp_path / "photos.npz").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
     found = place(tmp_path)
     with pytest.raises(UsageError, match="is too long a name for a socket in it; set TMPDIR"):

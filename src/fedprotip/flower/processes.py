@@ -135,6 +135,9 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
     from fedprotip.flower.site import SiteProgram, serve  # torch: only the program of a site needs it
 
     data, own = place.data_of(site)
+    if data.source and not os.path.exists(data.source):
+        there = os.path.abspath(data.source)
+        raise UsageError(f"The data of client {site.client} is not there: {there} does not exist.")
     with held(place.folder_of(site)), TemporaryDirectory(prefix="fedprotip-") as folder:
         if len(os.fsencode(folder)) > MOST_FOLDER:
             raise UsageError(f"{folder} is too long a name for a socket in it; set TMPDIR to a shorter folder.")
@@ -307,7 +310,7 @@ def _wait_for_superlink(place: Place, before: int) -> None:
     link, end, log = place.what.superlink, time.monotonic() + READY, _log(place, SUPERLINK)
     while not _listens(link.listen or link.host, link.port):
         if not running(place, SUPERLINK) or time.monotonic() > end:
-            said = log.read_bytes()[before:].decode(errors="replace")
+            said = _said(log, before)
             wrong = "\n".join(line for line in said.splitlines() if " ERROR " in line)
             raise RunError(f"The SuperLink does not start; the end of {log} says: {last_word(wrong or said)}")
         time.sleep(0.2)
@@ -318,7 +321,7 @@ def _wait_for_site(place: Place, name: str, before: int) -> None:
     log, end, mark = _log(place, name), time.monotonic() + READY, STARTED.partition("{pid}")
     while True:
         lives = running(place, name)
-        said = log.read_bytes()[before:].decode(errors="replace")
+        said = _said(log, before)
         if any(mark[0] in line and line.endswith(mark[2]) for line in said.splitlines()):
             return
         if not lives:
@@ -332,6 +335,13 @@ def last_word(said: str) -> str:
     """The last line that says anything: Flower draws boxes around what it says, too."""
     lines = [line.strip(" │") for line in said.splitlines() if any(map(str.isalnum, line))]
     return shortened((lines or ["nothing"])[-1], 500)
+
+
+def _said(log: Path, before: int) -> str:
+    """What a log says behind its first bytes, which may be those of months."""
+    with log.open("rb") as file:
+        file.seek(before)
+        return file.read().decode(errors="replace")
 
 
 def _log(place: Place, name: str) -> Path:
