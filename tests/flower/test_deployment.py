@@ -289,6 +289,24 @@ def test_a_key_belongs_to_one_client_and_a_client_has_one_key(tmp_path):
     assert keys.bound(tmp_path / "nowhere") == {}
 
 
+@pytest.mark.parametrize("line", ["x {key}", "7", "7 ssh-rsa AAAA", "3 {key}"])
+def test_damaged_lines_of_admitted_keys_are_a_sentence(tmp_path, line):
+    """It is a file that people edit: no number, no key, a key that is none, a client twice."""
+    pytest.importorskip("cryptography")
+    public = keys.site_key(tmp_path / "one.key")
+    keys.bind(tmp_path, 3, public)
+    with (tmp_path / "admitted").open("a") as file:
+        file.write(line.format(key=public.read_text().strip()) + "\n")
+    with pytest.raises(UsageError, match=r"admitted is damaged: .* a client, which comes once"):
+        keys.bound(tmp_path)
+
+
+def test_a_certificate_that_is_a_folder_is_a_sentence(tmp_path):
+    pytest.importorskip("cryptography")
+    with pytest.raises(UsageError, match="cannot be read as a certificate"):
+        keys.check_authority(tmp_path)
+
+
 def test_processes_are_found_and_ended_by_their_ids(tmp_path):
     found = place(tmp_path)
     found.home.mkdir()

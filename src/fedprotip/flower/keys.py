@@ -108,7 +108,7 @@ def _read(path: Path) -> "x509.Certificate":
 
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
+    except (OSError, ValueError):
         raise UsageError(f"{path} cannot be read as a certificate.") from None
 
 
@@ -242,10 +242,14 @@ def bound(folder: Path) -> Mapping[int, str]:
     """Client → its key in hexadecimal digits as Flower tells it, of those that have one of their own."""
     if not (lines := _lines(folder / ADMITTED)):
         return {}
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return {one: load_ssh_public_key(key.encode()).public_bytes(*form).hex() for one, key in lines.items()}
+    try:
+        return {one: load_ssh_public_key(key.encode()).public_bytes(*form).hex() for one, key in lines.items()}
+    except (ValueError, UnsupportedAlgorithm):
+        raise _damaged(folder / ADMITTED) from None
 
 
 def _lines(path: Path) -> dict[int, str]:
@@ -253,9 +257,16 @@ def _lines(path: Path) -> dict[int, str]:
         return {}
     try:
         parts = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return {int(client): " ".join(key.split()[:2]) for client, key in parts}
+        found = {int(client): " ".join(key.split()[:2]) for client, key in parts}
     except ValueError:
-        raise UsageError(f"{path} is damaged: every line is the number of a client and its public key.") from None
+        raise _damaged(path) from None
+    if len(found) < len(parts):
+        raise _damaged(path)
+    return found
+
+
+def _damaged(path: Path) -> UsageError:
+    return UsageError(f"{path} is damaged: every line is the number of a client, which comes once, and its public key.")
 
 
 def plain_key(public: Path) -> str:
