@@ -474,6 +474,17 @@ def test_a_secure_run_finishes_although_a_site_is_gone_in_the_middle_of_a_sum(da
     assert not events(data / "r", "unsummed")
 
 
+def test_secrets_of_a_sum_in_whose_middle_a_site_was_killed_go_with_its_next_run(data):
+    """If the former run went on without it to its end, nothing is asked any more by which they would go."""
+    killed, grid = data / "folder-0" / ("a" * 32), LoopGrid()
+    killed.mkdir(parents=True)
+    for name in ("sum.json", "sum.json.tmp", "00000001.json"):
+        (killed / name).write_text("{}")
+    grid.join(program(data, 0))
+    over(grid, settings(data / "server.npz", "stream.tasks=1", "train.rounds=1", method={"name": "fedavg"}), data / "r")
+    assert [path.name for path in killed.iterdir()] == ["00000001.json"]
+
+
 def test_a_message_for_another_client_or_without_sense_does_not_end_the_program(data):
     site, said = program(data, 0), []
     assert "failed" in site.answer(Envelope({"client": 0})).head
