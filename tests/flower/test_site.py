@@ -17,11 +17,12 @@ import flwr.app  # noqa: E402
 import fedprotip  # noqa: E402
 from fedprotip.envelopes import Envelope  # noqa: E402
 from fedprotip.errors import RunError, UsageError  # noqa: E402
-from fedprotip.federation.engines.flower import Reachable, across  # noqa: E402
+from fedprotip.federation.engines.flower import Reachable, across, plan_of  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
 from fedprotip.flower.site import SiteProgram, run_name  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
 from fedprotip.settings import DataSettings  # noqa: E402
+from fedprotip.stream import build_stream  # noqa: E402
 from tests.flower.loop import LoopGrid  # noqa: E402
 from tests.small import quick, results, small  # noqa: E402
 
@@ -483,6 +484,16 @@ def test_secrets_of_a_sum_in_whose_middle_a_site_was_killed_go_with_its_next_run
     grid.join(program(data, 0))
     over(grid, settings(data / "server.npz", "stream.tasks=1", "train.rounds=1", method={"name": "fedavg"}), data / "r")
     assert [path.name for path in killed.iterdir()] == ["00000001.json"]
+
+
+def test_a_plan_that_is_refused_leaves_the_run_that_is_on_as_it_is(data):
+    """Secrets of a sum that is under way too."""
+    site, given = program(data, 0), settings(data / "server.npz", method={"name": "fedavg"})
+    plan = plan_of(given, build_stream(given), 0, "a" * 32)
+    assert "holds" in site.answer(Envelope({"plan": plan, "type": "query.hello"})).head
+    (data / "folder-0" / plan["run"] / "sum.json").write_text("{}")
+    assert "names no run" in site.answer(Envelope({"plan": plan | {"run": "../b"}})).head["failed"]
+    assert (data / "folder-0" / plan["run"] / "sum.json").exists()
 
 
 def test_a_message_for_another_client_or_without_sense_does_not_end_the_program(data):

@@ -91,11 +91,10 @@ class SiteProgram:
             settings = told.model_copy(update={"data": self._data})
             kept = Settled.of(plan["kept"], plan["learned"])
             stream = own_stream(settings, self._number, kept) if self._own else build_stream(settings, kept=kept)
-            self._holding = Holding(stream, self._number)
-            if self._client:
-                self._client.close()
             folder = self._folder / run_name(plan["run"])
+            self.close()
             self._forget_secrets(folder.name)
+            self._holding = Holding(stream, self._number)
             self._client = Client(folder, self._holding, signer=self._signer, demands=self._demands)
             self._plan, self._secure = text, told.method.secure
             self._tell(f"A run of {told.method.name}; what this site keeps for it is in {folder}.")
@@ -111,6 +110,7 @@ class SiteProgram:
     def close(self) -> None:
         if self._client:
             self._client.close()
+        self._client = None
 
 
 def run_name(name: Any) -> str:
