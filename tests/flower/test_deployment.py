@@ -320,11 +320,14 @@ def test_processes_are_found_and_ended_by_their_ids(tmp_path):
     assert processes.down(found) == []
 
 
-def test_another_process_with_the_id_of_one_that_ended_is_left_alone(tmp_path):
+@pytest.mark.parametrize("when", ["before", "before a boot"])
+def test_another_process_with_the_id_of_one_that_ended_is_left_alone(tmp_path, when):
+    """Also one that started as many moments after a boot as that one had after another boot."""
     found = place(tmp_path)
     found.home.mkdir()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        (found.home / "processes.json").write_text(f'{{"site-0": {{"pid": {other.pid}, "born": "1"}}}}')
+        born = "1" if when == "before" else Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (found.home / "processes.json").write_text(f'{{"site-0": {{"pid": {other.pid}, "born": "{born}"}}}}')
         assert processes.running(found, "site-0") is None
         assert processes.down(found) == []
         assert other.poll() is None

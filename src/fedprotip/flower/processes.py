@@ -392,7 +392,15 @@ def _born(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]
+    return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
+
+
+def _boot() -> str:
+    """Which one it was, from which the moments of processes count."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _end(pid: int) -> None:
