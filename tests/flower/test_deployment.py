@@ -472,6 +472,27 @@ def test_status_says_that_the_superlink_does_not_answer(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("state", "details", "sentence"),
+    [
+        ("finished:failed", "no room left.", r"has ended early \(finished:failed\): no room left. Hand it in again"),
+        ("finished:stopped", "by hand", r"has ended early \(finished:stopped\): by hand. Hand it in again"),
+        ("running", "", "has not ended within 0.3 seconds; fedprotip flower status shows"),
+        ("finished:completed", "", None),
+    ],
+)
+def test_a_run_that_has_failed_is_told_from_one_that_has_ended(tmp_path, monkeypatch, state, details, sentence):
+    """Flower's commands end well either way."""
+    runs = f'[{{"run-id": "5", "status": "{state}", "status-details": "{details}"}}]'
+    said_by_flower(tmp_path, monkeypatch, f'{{"success": true, "runs": {runs}}}')
+    monkeypatch.setattr(submission, "LOOK", (0.05, 0.0))
+    found, told = place(tmp_path), []
+    refused = pytest.raises(RunError, match=sentence) if sentence else nullcontext()
+    with refused:
+        assert submission.wait(found, "5", 0.3, told.append) == found.needed("out")
+    assert told == [f"The run is {state}."]
+
+
+@pytest.mark.parametrize(
     ("said", "word"),
     [("", "nothing"), ("one\n\n", "one"), ("╭─ Error ─╮\n│ No such key │\n╰────╯\n", "No such key")],
 )

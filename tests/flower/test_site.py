@@ -19,9 +19,10 @@ from fedprotip.envelopes import Envelope  # noqa: E402
 from fedprotip.errors import RunError, UsageError  # noqa: E402
 from fedprotip.federation.engines.flower import Reachable, across, plan_of  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
+from fedprotip.flower.run import go  # noqa: E402
 from fedprotip.flower.site import SiteProgram, run_name  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
-from fedprotip.settings import DataSettings  # noqa: E402
+from fedprotip.settings import DataSettings, to_toml  # noqa: E402
 from fedprotip.stream import build_stream  # noqa: E402
 from tests.flower.loop import LoopGrid  # noqa: E402
 from tests.small import quick, results, small  # noqa: E402
@@ -194,6 +195,18 @@ def test_a_site_joins_at_a_later_task(data):
     assert not events(data / "r", "lost")  # it never had anything
     ledger = map(json.loads, (data / "r" / "ledger.jsonl").read_text().splitlines())
     assert not [line for line in ledger if line["client"] == 2 and line["task"] == 0]  # and was sent nothing then
+
+
+def test_what_is_handed_in_begins_goes_on_and_adds_tasks_for_the_clients_that_it_names(data):
+    """As `flower submit` does, and again with the same words after a kill."""
+    grid, file = LoopGrid(), data / "run.toml"
+    for client in HELD:
+        grid.join(program(data, client))
+    file.write_text(to_toml(settings(data / "server.npz", "stream.tasks=1", "train.rounds=1")))
+    for tasks, clients in ((0, ""), (0, ""), (1, "0-1")):
+        summary = go(Reachable(grid), data / "r", file, tasks, clients)
+    assert summary["tasks"] == 2
+    assert [event["clients"] for event in events(data / "r", "round")] == [3, 2]
 
 
 def test_answers_of_others_are_taken_while_a_client_is_waited_for(data):
