@@ -85,7 +85,9 @@ def _check(settings: Path, out: Path, tasks: int, clients: str) -> None:
     if not is_run(out):
         refuse_unless_blank(out, "name another one in the file (out)")
         create_method(settings_file.load(settings, ["run.engine=flower"]))
-    elif (engine := RunFolder.open(out, to_continue=True).manifest_settings()["run"].get("engine")) != "flower":
+        return
+    run = RunFolder.open(out, to_continue=True).manifest_settings().get("run")
+    if (engine := run.get("engine") if isinstance(run, dict) else None) != "flower":
         raise UsageError(
             f"{out} is a run with run.engine = {engine!r}, which asks no sites; name another folder in the file (out)."
         )
