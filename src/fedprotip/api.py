@@ -17,7 +17,7 @@ import torch
 from fedprotip import settings as settings_file
 from fedprotip.errors import FedprotipError, RunError, UnknownName, UsageError, shortened
 from fedprotip.evaluation.summary import summarise
-from fedprotip.federation.engines import build_engine, private_state
+from fedprotip.federation.engines import build_engine, private_state, refuse_elsewhere
 from fedprotip.federation.engines.workplace import modules_of
 from fedprotip.federation.geometry import Probe
 from fedprotip.federation.journal import Journal
@@ -102,6 +102,7 @@ def resume(
         own = _settings_of(folder, folder.settings(lambda text: _notify(observers, Warned(text=text))))
         moved = relocated(own, overrides, folder.path)
         if folder.manifest().status != "finished":
+            refuse_elsewhere(own, folder.path)
             _refuse_former_images(folder, own)
         elif moved != own:
             raise UsageError(f"{path} is finished and needs no data; say where it is when you extend the run.")
@@ -127,6 +128,7 @@ def extend(
     old = _settings_of(folder, folder.settings())
     if folder.manifest().status != "finished":
         raise UsageError(f"{path} is not finished; finish it first with: fedprotip resume {path}.")
+    refuse_elsewhere(old, folder.path)
     _refuse_former_images(folder, old)
     if tasks < 1:
         raise UsageError(f"--tasks {tasks} adds nothing; the nearest valid value is 1.")

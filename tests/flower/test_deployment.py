@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import fedprotip
 from fedprotip.errors import RunError, UsageError
 from fedprotip.flower import keys, processes, submission
 from fedprotip.flower.deployment import Place
 from fedprotip.flower.processes import check_line
 from tests.flower.loopback import free_port
+from tests.small import small
 
 GOOD = """
 settings = "run.toml"
@@ -65,12 +67,27 @@ def test_data_of_a_site_is_its_own_and_that_of_the_settings_is_shared(tmp_path):
         ("[[sites]]\nclient = 1\nroster = 'r'", "sites.roster needs superlink.keys"),
         ("[[sites]]\nclient = 1\nsecure_noise = 1", "need secure = true in the same entry"),
         ("[[sites]]\nclient = 1\n[[sites]]\nclient = 1", "client 1 is named twice"),
-        ("[[sites]]\nclient = 1\ndata = {sauce = 'x'}", "sauce"),
+        ("[[sites]]\nclient = 1\ndata = {sauce = 'x'}", "sites.1.data.sauce is not a setting; did you mean 'source'"),
+        ("[[sites]]\nclent = 1", "sites.1.clent is not a setting; did you mean 'client'"),
+        ("[superlnk]\nport = 1", "superlnk is not a setting; did you mean 'superlink'"),
+        ("[superlink]\nhost = 'sérver'", "superlink.host: 'sérver' is no address, and no name of a machine"),
+        ("[superlink]\nhost = '127.0.0.1:9092'", "no name of a machine .*its port is superlink.port"),
+        ("[superlink]\nhost = ''", "superlink.host: '' is no address"),
+        ("[superlink]\nlisten = 'a \"b\"'", "superlink.listen: 'a \"b\"' is no address"),
     ],
 )
 def test_what_is_wrong_is_a_sentence(tmp_path, text, sentence):
     with pytest.raises(UsageError, match=sentence):
         place(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("::1", "[::1]:9092"), ("[0:0::1]", "[::1]:9092"), ("10.0.0.7", "10.0.0.7:9092"), ("a_b.c-d", "a_b.c-d:9092")],
+)
+def test_an_address_is_written_as_flower_reads_it(tmp_path, host, address):
+    """A colon stands before the port, and in IPv6 elsewhere too."""
+    assert place(tmp_path, f"[superlink]\nhost = '{host}'").address == address
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -92,10 +109,12 @@ def test_nothing_that_this_environment_has_makes_flower_call_others(tmp_path, mo
     """A key of a service would make its SuperLink call that; a proxy would stand between two processes of a site."""
     for name, value in {"FLWR_MODEL_API_KEY": "x", "FLWR_TELEMETRY_ENABLED": "1", "NO_PROXY": "here"}.items():
         monkeypatch.setenv(name, value)
-    found = place(tmp_path).environment(tmp_path / "home")
+    found = place(tmp_path, "[superlink]\nhost = 'server.example'").environment(tmp_path / "home")
     assert "FLWR_MODEL_API_KEY" not in found
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert found["NO_PROXY"] == "here,127.0.0.1,localhost"
+    assert found["NO_PROXY"] == "here,127.0.0.1,localhost,::1,server.example"
+    elsewhere = place(tmp_path, "[superlink]\nhost = 'server.example'\nhere = false")
+    assert "server.example" not in elsewhere.environment(tmp_path / "home")["NO_PROXY"]
 
 
 def test_certificates_are_made_once_and_private_ones_are_private(tmp_path):
@@ -150,7 +169,7 @@ def test_no_new_authority_is_made_where_sites_may_trust_the_former_one(tmp_path,
 
 def test_a_certificate_of_another_host_is_refused(tmp_path):
     pytest.importorskip("cryptography")
-    for host in ("10.0.0.7", "127.0.0.1", "localhost", "0.0.0.0"):
+    for host in ("10.0.0.7", "127.0.0.1", "localhost", "0.0.0.0", "::1", f"{'a' * 60}.{'b' * 60}.example"):
         for _ in range(2):
             keys.certificates(tmp_path / host, host)
     with pytest.raises(UsageError, match=r"is for localhost, 127.0.0.1, 10.0.0.7, not for server.example"):
@@ -270,6 +289,24 @@ def test_a_key_belongs_to_one_client_and_a_client_has_one_key(tmp_path):
     assert keys.bound(tmp_path / "nowhere") == {}
 
 
+@pytest.mark.parametrize("line", ["x {key}", "7", "7 ssh-rsa AAAA", "3 {key}"])
+def test_damaged_lines_of_admitted_keys_are_a_sentence(tmp_path, line):
+    """It is a file that people edit: no number, no key, a key that is none, a client twice."""
+    pytest.importorskip("cryptography")
+    public = keys.site_key(tmp_path / "one.key")
+    keys.bind(tmp_path, 3, public)
+    with (tmp_path / "admitted").open("a") as file:
+        file.write(line.format(key=public.read_text().strip()) + "\n")
+    with pytest.raises(UsageError, match=r"admitted is damaged: .* a client, which comes once"):
+        keys.bound(tmp_path)
+
+
+def test_a_certificate_that_is_a_folder_is_a_sentence(tmp_path):
+    pytest.importorskip("cryptography")
+    with pytest.raises(UsageError, match="cannot be read as a certificate"):
+        keys.check_authority(tmp_path)
+
+
 def test_processes_are_found_and_ended_by_their_ids(tmp_path):
     found = place(tmp_path)
     found.home.mkdir()
@@ -283,15 +320,44 @@ def test_processes_are_found_and_ended_by_their_ids(tmp_path):
     assert processes.down(found) == []
 
 
-def test_another_process_with_the_id_of_one_that_ended_is_left_alone(tmp_path):
+@pytest.mark.parametrize("when", ["before", "before a boot"])
+def test_another_process_with_the_id_of_one_that_ended_is_left_alone(tmp_path, when):
+    """Also one that started as many moments after a boot as that one had after another boot."""
     found = place(tmp_path)
     found.home.mkdir()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        (found.home / "processes.json").write_text(f'{{"site-0": {{"pid": {other.pid}, "born": "1"}}}}')
+        born = "1" if when == "before" else Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (found.home / "processes.json").write_text(f'{{"site-0": {{"pid": {other.pid}, "born": "{born}"}}}}')
         assert processes.running(found, "site-0") is None
         assert processes.down(found) == []
         assert other.poll() is None
         other.kill()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"superlink": 3}', '{"superlink": {"pid": 3}}', '{"superlink": {"pid"'])
+def test_a_damaged_list_of_processes_is_a_sentence(tmp_path, text):
+    found = place(tmp_path)
+    found.home.mkdir()
+    (found.home / "processes.json").write_text(text)
+    for act in (processes.down, submission.status):
+        with pytest.raises(RunError, match=r"processes.json is damaged; end the processes of the deployment"):
+            act(found)
+
+
+def test_the_state_of_a_home_that_is_none_is_a_sentence(tmp_path):
+    found = place(tmp_path)
+    found.home.write_text("in the way")
+    with pytest.raises(RunError, match="Not a directory; what Flower and this deployment write is in"):
+        submission.status(found)
+
+
+@pytest.mark.parametrize("where", ["", "file/site.key"])
+def test_a_key_that_can_be_none_is_a_sentence(tmp_path, where):
+    """Its name is that of a folder, or below a file."""
+    pytest.importorskip("cryptography")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="can be no key: "):
+        keys.site_key(tmp_path / where)
 
 
 def test_a_site_without_the_certificate_of_its_server_says_so(tmp_path):
@@ -359,10 +425,101 @@ def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path, way):
     act = {
         "up": lambda: processes.up(found),
         "submit": lambda: submission.submit(found),
-        "admit": lambda: processes.admit(found, tmp_path / "some.pub"),
+        "admit": lambda: processes.admit(found, keys.site_key(tmp_path / "some.key")),
     }[way]
     with pytest.raises(RunError, match=r"(flwr|superlink.log): .*; what Flower and this deployment write is in .*fed"):
         act()
+
+
+def test_what_a_run_folder_cannot_be_is_said_before_anything_is_handed_in(tmp_path):
+    """A run of one process would go on with the server's data, and ask no sites."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found, out = place(tmp_path), tmp_path / "runs" / "mine"
+    out.mkdir(parents=True)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"mine is not empty; name another one in the file \(out\)"):
+        submission.submit(found)
+    (out / "notes.txt").unlink()
+    fedprotip.run(small("stream.tasks=1", "train.rounds=1"), out=out)
+    with pytest.raises(UsageError, match=r"mine is a run with run.engine = 'local', which asks no sites"):
+        submission.submit(found, tasks=1)
+
+
+def test_clients_of_further_tasks_are_said_with_their_number(tmp_path):
+    pytest.importorskip("flwr", reason="the extra flower")
+    with pytest.raises(UsageError, match="say with --tasks how many"):
+        submission.submit(place(tmp_path), clients="0-1")
+    with pytest.raises(UsageError, match="--clients: '1-' is not a list of client ids"):
+        submission.submit(place(tmp_path), tasks=1, clients="1-")
+
+
+def said_by_flower(tmp_path, monkeypatch, text):
+    """Let Flower's command say this and end well, as it does where something has gone wrong."""
+    (tmp_path / "flwr").write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}\nEOF\n")
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setattr(processes, "_program", lambda name: str(tmp_path / name))
+
+
+def test_status_says_that_the_superlink_does_not_answer(tmp_path, monkeypatch):
+    """And a run that is waited for is asked about again."""
+    told = '{"success": false, "error-message": "Using SuperLink: ours\\n\\nConnection to it is unavailable."}'
+    said_by_flower(tmp_path, monkeypatch, told)
+    monkeypatch.setattr(submission, "running", lambda place, name: 7)
+    found = place(tmp_path)
+    reason = "The SuperLink at 127.0.0.1:9092 does not say what it runs: Connection to it is unavailable."
+    assert submission.status(found)["runs"] == reason
+    assert submission.state_of(found, "5") == ("unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "details", "sentence"),
+    [
+        ("finished:failed", "no room left.", r"has ended early \(finished:failed\): no room left. Hand it in again"),
+        ("finished:stopped", "by hand", r"has ended early \(finished:stopped\): by hand. Hand it in again"),
+        ("running", "", "has not ended within 0.3 seconds; fedprotip flower status shows"),
+        ("finished:completed", "", None),
+    ],
+)
+def test_a_run_that_has_failed_is_told_from_one_that_has_ended(tmp_path, monkeypatch, state, details, sentence):
+    """Flower's commands end well either way."""
+    runs = f'[{{"run-id": "5", "status": "{state}", "status-details": "{details}"}}]'
+    said_by_flower(tmp_path, monkeypatch, f'{{"success": true, "runs": {runs}}}')
+    monkeypatch.setattr(submission, "LOOK", (0.05, 0.0))
+    found, told = place(tmp_path), []
+    refused = pytest.raises(RunError, match=sentence) if sentence else nullcontext()
+    with refused:
+        assert submission.wait(found, "5", 0.3, told.append) == found.needed("out")
+    assert told == [f"The run is {state}."]
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [("", "nothing"), ("one\n\n", "one"), ("╭─ Error ─╮\n│ No such key │\n╰────╯\n", "No such key")],
+)
+def test_the_last_word_of_flower_is_one(said, word):
+    assert processes.last_word(said) == word
+
+
+def test_a_superlink_that_cannot_listen_says_why(tmp_path, monkeypatch):
+    """Flower's last word is not the one that counts."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    said = "2026 ERROR [uvicorn.error] [Errno 99] cannot assign address\n2026 INFO [uvicorn.error] shutdown complete."
+    monkeypatch.setattr(processes, "_superlink", lambda place: [sys.executable, "-c", f"print({said!r})"])
+    found = place(tmp_path, f"[superlink]\nport = {free_port()}\n")
+    with pytest.raises(RunError, match=r"does not start; .* says: 2026 ERROR .* cannot assign address$"):
+        processes.up(found)
+    assert processes.down(found) == []
+
+
+def test_one_up_at_a_time(tmp_path):
+    """Of two that start the same things one would be forgotten, and never be ended."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path)
+    with (
+        processes.alone(found.home, "up.lock", ""),
+        pytest.raises(RunError, match=r"Another fedprotip flower up is at work in .*fed: wait for its end"),
+    ):
+        processes.up(found)
 
 
 @pytest.mark.parametrize(
@@ -407,6 +564,33 @@ with held(Path({str(tmp_path / "site-0")!r})):
             pass
 
 
+def test_the_folder_of_a_site_is_for_its_owner_alone(tmp_path):
+    """Samples and secrets of a client are in it; one that was there stays as it was made."""
+    (tmp_path / "given").mkdir(mode=0o750)
+    for name, mode in {"deep/site-0": 0o700, "given": 0o750}.items():
+        with processes.held(tmp_path / name):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
+
+
+def test_a_site_without_its_data_says_so_when_it_is_started(tmp_path):
+    """And not when the server asks for the first time."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    found = place(tmp_path)
+    with pytest.raises(UsageError, match=r"The data of client 0 is not there: /.*photos.npz does not exist"):
+        processes.join(found, found.site(0), print)
+
+
+def test_a_folder_for_temporary_files_with_too_long_a_name_is_a_sentence(tmp_path, monkeypatch):
+    """A socket has room for a short name."""
+    pytest.importorskip("flwr", reason="the extra flower")
+    (tmp_path / ("x" * 100)).mkdir()
+    (tmp_path / "photos.npz").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    found = place(tmp_path)
+    with pytest.raises(UsageError, match="is too long a name for a socket in it; set TMPDIR"):
+        processes.join(found, found.site(0), print)
+
+
 def test_nothing_is_started_where_a_key_cannot_be_used(tmp_path):
     """Not even what needs none: up starts all or says what is wrong."""
     pytest.importorskip("flwr", reason="the extra flower")
@@ -434,7 +618,7 @@ def test_a_command_of_flower_that_does_not_end_has_failed(tmp_path, monkeypatch)
     monkeypatch.setattr(processes, "_program", lambda name: str(tmp_path / name))
     monkeypatch.setattr(processes, "READY", 0.2)
     with pytest.raises(RunError, match=r"does not take the key .*: no answer within 0.2 seconds"):
-        processes.admit(place(tmp_path), tmp_path / "site.key.pub")
+        processes.admit(place(tmp_path), keys.site_key(tmp_path / "site.key"))
 
 
 def test_other_systems_are_refused_in_a_sentence(tmp_path, monkeypatch):

@@ -17,11 +17,13 @@ import flwr.app  # noqa: E402
 import fedprotip  # noqa: E402
 from fedprotip.envelopes import Envelope  # noqa: E402
 from fedprotip.errors import RunError, UsageError  # noqa: E402
-from fedprotip.federation.engines.flower import Reachable, across  # noqa: E402
+from fedprotip.federation.engines.flower import Reachable, across, plan_of  # noqa: E402
 from fedprotip.federation.secure.demands import NONE, Demands  # noqa: E402
+from fedprotip.flower.run import go  # noqa: E402
 from fedprotip.flower.site import SiteProgram, run_name  # noqa: E402
 from fedprotip.messages import Message  # noqa: E402
-from fedprotip.settings import DataSettings  # noqa: E402
+from fedprotip.settings import DataSettings, to_toml  # noqa: E402
+from fedprotip.stream import build_stream  # noqa: E402
 from tests.flower.loop import LoopGrid  # noqa: E402
 from tests.small import quick, results, small  # noqa: E402
 
@@ -195,6 +197,18 @@ def test_a_site_joins_at_a_later_task(data):
     assert not [line for line in ledger if line["client"] == 2 and line["task"] == 0]  # and was sent nothing then
 
 
+def test_what_is_handed_in_begins_goes_on_and_adds_tasks_for_the_clients_that_it_names(data):
+    """As `flower submit` does, and again with the same words after a kill."""
+    grid, file = LoopGrid(), data / "run.toml"
+    for client in HELD:
+        grid.join(program(data, client))
+    file.write_text(to_toml(settings(data / "server.npz", "stream.tasks=1", "train.rounds=1")))
+    for tasks, clients in ((0, ""), (0, ""), (1, "0-1")):
+        summary = go(Reachable(grid), data / "r", file, tasks, clients)
+    assert summary["tasks"] == 2
+    assert [event["clients"] for event in events(data / "r", "round")] == [3, 2]
+
+
 def test_answers_of_others_are_taken_while_a_client_is_waited_for(data):
     """The run is more patient with a client that is not there than with an answer."""
     grid = LoopGrid()
@@ -287,6 +301,37 @@ def test_the_server_dies_and_the_run_goes_on_from_its_folder(data):
     with across(Reachable(grid)):
         fedprotip.resume(data / "r")
         assert results(data / "r") == results(data / "whole")
+
+
+def test_a_run_over_sites_goes_on_over_sites_alone(data):
+    """Not in a simulation, which would have the server's data only; nor does one of these go on over sites."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(event):
+        if event["event"] == "round":
+            raise Killed
+
+    grid = LoopGrid()
+    for client in HELD:
+        grid.join(program(data, client))
+    given = settings(data / "server.npz", "stream.tasks=1")
+    with pytest.raises(Killed):
+        over(grid, given, data / "r", observers=[die])
+    sentence = r"is a run over sites, .* continue it with: fedprotip flower submit"
+    with pytest.raises(UsageError, match=sentence):
+        fedprotip.resume(data / "r")
+    with across(Reachable(grid)):
+        fedprotip.resume(data / "r")
+    before = (data / "r" / "settings.toml").read_text()
+    with pytest.raises(UsageError, match=sentence):
+        fedprotip.extend(data / "r", tasks=1)
+    assert (data / "r" / "settings.toml").read_text() == before
+    (data / "r" / "sites.json").unlink()
+    (data / "r" / "clients").mkdir()  # as if it had been one of those
+    with across(Reachable(grid)), pytest.raises(UsageError, match="is a run of Flower's simulation"):
+        fedprotip.extend(data / "r", tasks=1)
 
 
 def test_two_runs_over_the_same_sites_keep_their_own_and_the_first_goes_on(data):
@@ -441,6 +486,27 @@ def test_a_secure_run_finishes_although_a_site_is_gone_in_the_middle_of_a_sum(da
     failures = events(data / "r", "failure")
     assert {event["client"] for event in failures} == {2}
     assert not events(data / "r", "unsummed")
+
+
+def test_secrets_of_a_sum_in_whose_middle_a_site_was_killed_go_with_its_next_run(data):
+    """If the former run went on without it to its end, nothing is asked any more by which they would go."""
+    killed, grid = data / "folder-0" / ("a" * 32), LoopGrid()
+    killed.mkdir(parents=True)
+    for name in ("sum.json", "sum.json.tmp", "00000001.json"):
+        (killed / name).write_text("{}")
+    grid.join(program(data, 0))
+    over(grid, settings(data / "server.npz", "stream.tasks=1", "train.rounds=1", method={"name": "fedavg"}), data / "r")
+    assert [path.name for path in killed.iterdir()] == ["00000001.json"]
+
+
+def test_a_plan_that_is_refused_leaves_the_run_that_is_on_as_it_is(data):
+    """Secrets of a sum that is under way too."""
+    site, given = program(data, 0), settings(data / "server.npz", method={"name": "fedavg"})
+    plan = plan_of(given, build_stream(given), 0, "a" * 32)
+    assert "holds" in site.answer(Envelope({"plan": plan, "type": "query.hello"})).head
+    (data / "folder-0" / plan["run"] / "sum.json").write_text("{}")
+    assert "names no run" in site.answer(Envelope({"plan": plan | {"run": "../b"}})).head["failed"]
+    assert (data / "folder-0" / plan["run"] / "sum.json").exists()
 
 
 def test_a_message_for_another_client_or_without_sense_does_not_end_the_program(data):

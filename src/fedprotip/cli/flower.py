@@ -52,10 +52,10 @@ def join(
 @app.command()
 def submit(
     file: File,
-    tasks: Annotated[int, typer.Option(help="Further tasks for a finished run.")] = 0,
+    tasks: Annotated[int, typer.Option(min=0, help="Further tasks for a finished run.")] = 0,
     clients: Annotated[str, typer.Option(help="Clients that take part in them, such as 0-2,7.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
-    most: Annotated[float, typer.Option("--most", help="Seconds to wait at most.")] = 30 * 86400.0,
+    most: Annotated[float, typer.Option("--most", min=0, help="Seconds to wait at most.")] = 30 * 86400.0,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:

@@ -13,15 +13,17 @@ data = {source = "photos"}
 """
 
 import os
+import re
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from fedprotip import settings as settings_file
 from fedprotip.envelopes import SWITCHES
-from fedprotip.errors import UsageError
+from fedprotip.errors import UsageError, nearest, shortened
 from fedprotip.settings import DataSettings, PathText, Section, tomltext
 
 Client = Annotated[int, Field(ge=0, lt=10**9)]
@@ -35,6 +37,22 @@ class SuperLink(Section):
     tls: bool = Field(True, description="Encrypted; certificates are made where there are none.")
     keys: bool = Field(False, description="Sites are known by keys, and nobody else is let in; needs tls.")
     authority: PathText = Field("", description="The SuperLink's ca.crt; empty: that of home.")
+
+    @field_validator("host", "listen")
+    @classmethod
+    def _machine(cls, value: str, info: ValidationInfo) -> str:
+        """A name, or an address in its one form."""
+        if not value and info.field_name == "listen":
+            return value
+        try:
+            return str(ip_address(value.removeprefix("[").removesuffix("]")))
+        except ValueError:
+            if len(value) > 253 or not all(re.fullmatch("[A-Za-z0-9_-]{1,63}", part) for part in value.split(".")):
+                raise ValueError(
+                    f"{shortened(value)!r} is no address, and no name of a machine (letters, digits, '-' and '.'; its "
+                    "port is superlink.port)"
+                ) from None
+            return value
 
 
 class SiteEntry(Section):
@@ -82,10 +100,7 @@ class Place:
         try:
             self.what = Deployment.model_validate(raw)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part + 1) if isinstance(part, int) else part for part in problem["loc"])
-            told = problem["msg"].removeprefix("Value error, ")
-            raise UsageError(f"{path}: {where}: {told[:1].lower()}{told[1:]}.") from None
+            raise UsageError(f"{path}: {_sentence(error)}.") from None
         if self.what.superlink.keys and not self.what.superlink.tls:
             raise UsageError("superlink.keys needs superlink.tls = true: keys are of no use on an open line.")
         if not self.what.superlink.keys and any(site.roster for site in self.what.sites):
@@ -107,7 +122,8 @@ class Place:
 
     @property
     def address(self) -> str:
-        return f"{self.what.superlink.host}:{self.what.superlink.port}"
+        host, port = self.what.superlink.host, self.what.superlink.port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def authority(self) -> Path:
@@ -138,14 +154,25 @@ class Place:
         """For processes of Flower: its switches, a home that is ours, and the programs of this Python first.
 
         No other setting of Flower's that this environment happens to have (some of them make it call services), and no
-        proxy between processes of this machine.
+        proxy between processes of this machine, by whatever name they call each other.
         """
         programs = str(Path(sys.executable).parent)
         path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
         ours = {"FLWR_HOME": str(home), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-        direct = {
-            name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
-            for name in ("NO_PROXY", "no_proxy")
-        }
+        here = ["127.0.0.1", "localhost", "::1", *([self.what.superlink.host] if self.what.superlink.here else [])]
+        direct = {name: ",".join(filter(None, [os.environ.get(name), *here])) for name in ("NO_PROXY", "no_proxy")}
         return {**kept, **direct, **SWITCHES, **ours}
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem of a file, a key that nobody knows before others: what is missing may be that."""
+    problems = error.errors()
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    path = [str(part + 1) if isinstance(part, int) else part for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        tables: dict[str, type[Section]] = {"superlink": SuperLink, "sites": SiteEntry, "data": DataSettings}
+        table = next((tables[part] for part in reversed(path[:-1]) if part in tables), Deployment)
+        return f"{'.'.join(path)} is not a setting; {nearest(path[-1], table.model_fields)}"
+    told = problem["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(path)}: {told[:1].lower()}{told[1:]}"

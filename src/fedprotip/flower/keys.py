@@ -108,7 +108,7 @@ def _read(path: Path) -> "x509.Certificate":
 
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
+    except (OSError, ValueError):
         raise UsageError(f"{path} cannot be read as a certificate.") from None
 
 
@@ -160,7 +160,7 @@ def _make(files: Certificates, host: str) -> None:
     except ValueError:
         names += [x509.DNSName(host)] if x509.DNSName(host) not in names else []
     certificate = (
-        x509.CertificateBuilder(named("fedprotip"), named(host), serving.public_key())
+        x509.CertificateBuilder(named("fedprotip"), named(host[:64]), serving.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(span[0])
         .not_valid_after(span[1])
@@ -186,6 +186,13 @@ def site_key(path: Path) -> Path:
 
     A key that is there is never replaced: its public half is derived from it where that is missing.
     """
+    try:
+        return _site_key(path)
+    except OSError as error:
+        raise UsageError(f"{error.filename or path} can be no key: {error.strerror}.") from None
+
+
+def _site_key(path: Path) -> Path:
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -221,7 +228,7 @@ def site_key(path: Path) -> Path:
 
 def bind(folder: Path, client: int, public: Path) -> None:
     """From now on this client is known by this key alone; UsageError where either has another one already."""
-    key, path = _plain_key(public), folder / ADMITTED
+    key, path = plain_key(public), folder / ADMITTED
     before = _lines(path)
     if before.get(client, key) != key:
         raise UsageError(f"Client {client} has another key; if this is to replace it, remove its line from {path}.")
@@ -235,10 +242,14 @@ def bound(folder: Path) -> Mapping[int, str]:
     """Client → its key in hexadecimal digits as Flower tells it, of those that have one of their own."""
     if not (lines := _lines(folder / ADMITTED)):
         return {}
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return {one: load_ssh_public_key(key.encode()).public_bytes(*form).hex() for one, key in lines.items()}
+    try:
+        return {one: load_ssh_public_key(key.encode()).public_bytes(*form).hex() for one, key in lines.items()}
+    except (ValueError, UnsupportedAlgorithm):
+        raise _damaged(folder / ADMITTED) from None
 
 
 def _lines(path: Path) -> dict[int, str]:
@@ -246,13 +257,20 @@ def _lines(path: Path) -> dict[int, str]:
         return {}
     try:
         parts = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return {int(client): " ".join(key.split()[:2]) for client, key in parts}
+        found = {int(client): " ".join(key.split()[:2]) for client, key in parts}
     except ValueError:
-        raise UsageError(f"{path} is damaged: every line is the number of a client and its public key.") from None
+        raise _damaged(path) from None
+    if len(found) < len(parts):
+        raise _damaged(path)
+    return found
 
 
-def _plain_key(public: Path) -> str:
-    """A public key without its comment."""
+def _damaged(path: Path) -> UsageError:
+    return UsageError(f"{path} is damaged: every line is the number of a client, which comes once, and its public key.")
+
+
+def plain_key(public: Path) -> str:
+    """A public key without its comment; UsageError where it is none."""
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key

@@ -35,6 +35,8 @@ GRACE = 10.0
 """Seconds that a process has to end when it is asked to."""
 AGAIN = (2.0, 30.0)
 """Seconds after which a SuperNode that has ended is started again, at first and at most."""
+MOST_FOLDER = 100
+"""Bytes of the name of a folder with a socket, which has 107 of them."""
 RECORD = "processes.json"
 SUPERLINK = "superlink"
 STARTED = "SuperNode {pid} is started."
@@ -65,7 +67,11 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
     """
     require_flower()
     _require_linux()
-    place.home.mkdir(parents=True, exist_ok=True)
+    with alone(place.home, "up.lock", "Another fedprotip flower up is at work in {}: wait for its end."):
+        return _up(place, modules)
+
+
+def _up(place: Place, modules: Sequence[str]) -> list[str]:
     started, link, sites = list[str](), place.what.superlink, dict[str, int]()
     public = {site.client: keys.site_key(place.key_of(site)) for site in place.what.sites if link.keys}
     if link.here and not running(place, SUPERLINK):
@@ -92,12 +98,13 @@ def up(place: Place, modules: Sequence[str] = ()) -> list[str]:
 @in_home
 def admit(place: Place, public: Path, client: int | None = None) -> bool:
     """Let the site with this public key in, as this client and no other one; False where it is already."""
+    keys.plain_key(public)
     if client is not None:
         keys.bind(place.home, client, public)
     done = flwr(place, "supernode", "register", str(public), connection(place))
-    told = (done.stdout + done.stderr).strip()
+    told = done.stdout + done.stderr
     if done.returncode and "already" not in told:
-        raise RunError(f"The SuperLink does not take the key {public}: {told.splitlines()[-1] if told else 'no word'}.")
+        raise RunError(f"The SuperLink does not take the key {public}: {last_word(told)}")
     return not done.returncode
 
 
@@ -128,7 +135,12 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
     from fedprotip.flower.site import SiteProgram, serve  # torch: only the program of a site needs it
 
     data, own = place.data_of(site)
+    if data.source and not os.path.exists(data.source):
+        there = os.path.abspath(data.source)
+        raise UsageError(f"The data of client {site.client} is not there: {there} does not exist.")
     with held(place.folder_of(site)), TemporaryDirectory(prefix="fedprotip-") as folder:
+        if len(os.fsencode(folder)) > MOST_FOLDER:
+            raise UsageError(f"{folder} is too long a name for a socket in it; set TMPDIR to a shorter folder.")
         signer = _signer(place, site) if place.what.superlink.keys else None
         demands = Demands(site.secure, site.secure_share, site.secure_noise)
         program = SiteProgram(site.client, place.folder_of(site), data, own, tell, signer, demands)
@@ -142,15 +154,24 @@ def join(place: Place, site: SiteEntry, tell: Any) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """A site's folder for this process alone; RunError where another one is at work in it.
+    """A site's folder for this process alone, and one that is made for its owner alone.
 
     Two programs of one site would write over each other, and could be led to reveal two secrets of a client's in a sum.
     """
-    with PlainFolder(folder).make().lockable("lock") as lock:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with alone(folder, "lock", "Another program of this site is at work in {}: end it first."):
+        yield
+
+
+@contextmanager
+def alone(folder: Path, name: str, taken: str) -> Iterator[None]:
+    """The lock of this name for this process; RunError, by the sentence `taken`, where another one has it."""
+    with PlainFolder(folder).make().lockable(name) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"Another program of this site is at work in {folder}: end it first.") from None
+            raise RunError(taken.format(folder)) from None
         yield
 
 
@@ -240,13 +261,11 @@ class SuperNode:
 
 def connection(place: Place) -> str:
     """The name under which Flower's commands find the SuperLink; written into their configuration."""
-    home = place.home / "flwr"
-    home.mkdir(parents=True, exist_ok=True)
     secure = (
         f"root-certificates = {json.dumps(str(place.authority))}" if place.what.superlink.tls else "insecure = true"
     )
     text = f'[superlink]\ndefault = "ours"\n\n[superlink.ours]\naddress = "{place.address}"\n{secure}\n'
-    (home / "config.toml").write_text(text, encoding="utf-8")
+    PlainFolder(place.home / "flwr").make().write("config.toml", text)  # whole: another command may be reading it
     return "ours"
 
 
@@ -291,7 +310,9 @@ def _wait_for_superlink(place: Place, before: int) -> None:
     link, end, log = place.what.superlink, time.monotonic() + READY, _log(place, SUPERLINK)
     while not _listens(link.listen or link.host, link.port):
         if not running(place, SUPERLINK) or time.monotonic() > end:
-            raise RunError(f"The SuperLink does not start; the end of {log} says: {_last(log.read_bytes()[before:])}")
+            said = _said(log, before)
+            wrong = "\n".join(line for line in said.splitlines() if " ERROR " in line)
+            raise RunError(f"The SuperLink does not start; the end of {log} says: {last_word(wrong or said)}")
         time.sleep(0.2)
 
 
@@ -300,20 +321,27 @@ def _wait_for_site(place: Place, name: str, before: int) -> None:
     log, end, mark = _log(place, name), time.monotonic() + READY, STARTED.partition("{pid}")
     while True:
         lives = running(place, name)
-        said = log.read_bytes()[before:].decode(errors="replace")
+        said = _said(log, before)
         if any(mark[0] in line and line.endswith(mark[2]) for line in said.splitlines()):
             return
         if not lives:
-            raise RunError(f"{name} has ended at once; the end of {log} says: {_last(said.encode())}")
+            raise RunError(f"{name} has ended at once; the end of {log} says: {last_word(said)}")
         if time.monotonic() > end:
             raise RunError(f"{name} does not start within {READY:g} seconds; see {log}.")
         time.sleep(0.2)
 
 
-def _last(said: bytes) -> str:
-    """The last line of a log that says anything."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
-    return shortened(([line for line in lines if line] or ["nothing"])[-1], 500)
+def last_word(said: str) -> str:
+    """The last line that says anything: Flower draws boxes around what it says, too."""
+    lines = [line.strip(" │") for line in said.splitlines() if any(map(str.isalnum, line))]
+    return shortened((lines or ["nothing"])[-1], 500)
+
+
+def _said(log: Path, before: int) -> str:
+    """What a log says behind its first bytes, which may be those of months."""
+    with log.open("rb") as file:
+        file.seek(before)
+        return file.read().decode(errors="replace")
 
 
 def _log(place: Place, name: str) -> Path:
@@ -348,10 +376,11 @@ def _program(name: str) -> str:
 
 def _read(place: Place) -> dict[str, Any]:
     try:
-        return json.loads((place.home / RECORD).read_text(encoding="utf-8"))
+        found = json.loads((place.home / RECORD).read_text(encoding="utf-8"))
+        return {name: {"pid": int(one["pid"]), "born": one["born"]} for name, one in found.items()}
     except FileNotFoundError:
         return {}
-    except ValueError:
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise RunError(
             f"{place.home / RECORD} is damaged; end the processes of the deployment and remove it."
         ) from None
@@ -363,7 +392,15 @@ def _born(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]
+    return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
+
+
+def _boot() -> str:
+    """Which one it was, from which the moments of processes count."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _end(pid: int) -> None:

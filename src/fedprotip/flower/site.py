@@ -22,6 +22,8 @@ from fedprotip.federation.client import Client
 from fedprotip.federation.engines.simulation import answered_by, reason_of
 from fedprotip.federation.secure.demands import NONE, Demands
 from fedprotip.settings import DataSettings, Settings, tomltext
+from fedprotip.store.plain import PlainFolder
+from fedprotip.store.site import remove_secrets
 from fedprotip.stream import Stream, build_stream
 from fedprotip.stream.datasets import load_dataset
 from fedprotip.stream.holdings import Holding
@@ -89,18 +91,26 @@ class SiteProgram:
             settings = told.model_copy(update={"data": self._data})
             kept = Settled.of(plan["kept"], plan["learned"])
             stream = own_stream(settings, self._number, kept) if self._own else build_stream(settings, kept=kept)
-            self._holding = Holding(stream, self._number)
-            if self._client:
-                self._client.close()
             folder = self._folder / run_name(plan["run"])
+            self.close()
+            self._forget_secrets(folder.name)
+            self._holding = Holding(stream, self._number)
             self._client = Client(folder, self._holding, signer=self._signer, demands=self._demands)
             self._plan, self._secure = text, told.method.secure
             self._tell(f"A run of {told.method.name}; what this site keeps for it is in {folder}.")
         return self._client, self._holding
 
+    def _forget_secrets(self, run: str) -> None:
+        """Of sums of other runs, in whose middle this site was killed; nobody asks it about them any more."""
+        site = PlainFolder(self._folder)
+        for other in site.folders("?" * len(run)):
+            if other != run:
+                remove_secrets(site.inner(other))
+
     def close(self) -> None:
         if self._client:
             self._client.close()
+        self._client = None
 
 
 def run_name(name: Any) -> str:

@@ -80,11 +80,11 @@ class RunFolder:
         """A new run in an empty or missing folder. It is locked from here until the end of `locked`, which follows."""
         run = cls(path)
         with explained(path):
-            _refuse_unless_blank(path)
+            refuse_unless_blank(path)
             run._checkpoints.objects.create()
             run._hold()
             try:
-                _refuse_unless_blank(path)  # another run may have begun here meanwhile
+                refuse_unless_blank(path)  # another run may have begun here meanwhile
                 for log in LOGS:
                     run._files.append(log, [])
                 run.write("settings.toml", settings_toml)
@@ -352,9 +352,9 @@ def is_run(path: Path) -> bool:
     return os.path.lexists(path / "manifest.json")
 
 
-def _refuse_unless_blank(path: Path) -> None:
+def refuse_unless_blank(path: Path, choose: str = "choose another with --out") -> None:
     if path.exists() and not (path.is_dir() and _is_blank(path)):
-        hint = f"continue it with: fedprotip resume {path}" if is_run(path) else "choose another with --out"
+        hint = f"continue it with: fedprotip resume {path}" if is_run(path) else choose
         raise UsageError(f"The run folder {path} is not empty; {hint}.")
 
 

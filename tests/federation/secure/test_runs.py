@@ -211,6 +211,20 @@ def test_a_client_adds_nothing_but_what_all_told_their_keys_for(change):
         desk.answer(None, Local(), replace(ask, phase="masked", step=5, **change), [])
 
 
+def test_no_name_of_a_run_stands_for_a_question():
+    """The server names runs, so a name could be the beginning of what all told their keys for."""
+
+    class Local:
+        settings, client = settings("fedavg"), 1
+
+    desk, ask = Desk(), Ask("model", task=0, round=0, step=3, since=None, keep=0, phase="keys")
+    desk.run = "1, start, task 0, round None"
+    desk.answer(None, Local(), ask, [])
+    desk.run = "1"
+    with pytest.raises(BadMessage, match="start, task 0, round None, was asked for in a sum of run 1"):
+        desk.answer(None, Local(), replace(ask, exchange="start", round=None, phase="masked", step=5), [])
+
+
 def test_rubbish_that_a_client_can_see_itself_is_named_by_it(tmp_path, monkeypatch):
     """What the server cannot check any more, the client does: here a loss that is no number."""
     from fedprotip.methods.parts import training
@@ -376,6 +390,13 @@ def test_damaged_secrets_are_lost_secrets(tmp_path, text):
         desk.answer(None, Local(), ask, [])
     desk.answer(None, Local(), replace(ask, phase="keys"), [])
     assert Desk(PlainFolder(tmp_path))._kept().client == 1
+
+
+def test_no_random_word_becomes_an_infinite_number():
+    found = private.bell(torch.tensor([-(2**63), -1, 0, 2**63 - 2**11, 2**63 - 1]))
+    assert found.isfinite().all()
+    assert (found.diff() >= 0).all()
+    assert found[0] < -8 < 8 < found[-1]
 
 
 def test_gaussians_of_a_client_are_its_secret_and_last(tmp_path):

@@ -43,6 +43,19 @@ def build_engine(server: Server, store: ClientStore, folder: Path) -> Engine:
     return PoolEngine(stream, settings, sites) if settings.run.engine == "pool" else ApartEngine(stream, sites)
 
 
+def refuse_elsewhere(settings: Settings, folder: Path) -> None:
+    """Refuse to go on with a run over sites in Flower's simulation, with data that is not theirs; or the other way."""
+    over_sites = PlainFolder(folder).has(flower.SITES)
+    if settings.run.engine != "flower" or over_sites == bool(flower.over.get()):
+        return
+    if over_sites:
+        raise UsageError(
+            f"{folder} is a run over sites, whose data is not here; continue it with: fedprotip flower submit."
+        )
+    if SITES in PlainFolder(folder).folders():
+        raise UsageError(f"{folder} is a run of Flower's simulation; continue it with: fedprotip resume or extend.")
+
+
 def private_state(settings: Settings, store: ClientStore, folder: Path) -> Private:
     """Where the engine that the settings name keeps the private state of clients; for instruments only."""
 

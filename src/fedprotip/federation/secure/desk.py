@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CLIENTS, LETTERS, COMMITTED, SUM, LAYOUT = "clients", "letters", "committed", "sum", "layout"
 """Names in the messages of a secure sum."""
+QUESTION = "question "
 
 
 class Desk:
@@ -47,7 +48,7 @@ class Desk:
                 raise BadMessage(f"{exchange.name!r} was asked for in the clear, which method.secure rules out")
             return exchange.answer(local)
         member = self._new(local, ask) if ask.phase == KEYS else self._kept()
-        if not member.about.startswith(about(ask, self.run)):
+        if member.about.rpartition(QUESTION)[0] != about(ask, self.run):
             raise BadMessage(f"{about(ask, self.run)}was asked for in a sum of {member.about}")
         told = next((message for message in parcel if message.kind == SECURE), Message(SECURE))
         steps: dict[str, Callable[[], Message]] = {
@@ -67,7 +68,7 @@ class Desk:
     def _new(self, local: Local, ask: Ask) -> "Member":
         from fedprotip.federation.secure.masks import Member
 
-        return Member(local.client, local.settings.method.secure_share, f"{about(ask, self.run)}question {ask.step}")
+        return Member(local.client, local.settings.method.secure_share, f"{about(ask, self.run)}{QUESTION}{ask.step}")
 
     def _kept(self) -> "Member":
         from fedprotip.federation.secure.masks import Member

@@ -131,8 +131,13 @@ def normal(key: bytes, count: int) -> Tensor:
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
-    words = torch.frombuffer(bytearray(stream), dtype=torch.int64) if count else torch.zeros(0, dtype=torch.int64)
-    return torch.special.ndtri(((words >> 11).double() + 0.5) / 2**53 + 0.5)  # of 53 bits, within (0, 1)
+    return bell(torch.frombuffer(bytearray(stream), dtype=torch.int64) if count else torch.zeros(0, dtype=torch.int64))
+
+
+def bell(words: Tensor) -> Tensor:
+    """Standard normal numbers in float64 from random words (int64), by 53 bits of each."""
+    places = ((words >> 11).double() + 0.5) / 2**53 + 0.5
+    return torch.special.ndtri(places.clamp(max=1 - 2.0**-53))  # the highest place is rounded to 1
 
 
 def epsilon(noise: float, sums: int, delta: float = DELTA) -> float:
