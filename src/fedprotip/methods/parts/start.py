@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedprotip.inference.statistics import FeatureMap, Gaussians, Sums
@@ -19,6 +20,10 @@ from fedprotip.store.files import Tensors
 SPREAD = 1.0
 """Standard deviation of a new head's outputs over samples and classes: sure enough to be right, not so sure that
 training has nothing left to say."""
+
+STEEPEST = 4.0
+"""η·‖W‖²·E‖f‖² of a new head W at most, where steps of η train features f through it: the loss curves by half of
+‖W‖²·E‖f‖² there at most, and a step of more than 2 over that makes it larger."""
 
 LEAST = 0.1
 """Share of the mean variance of features that every feature is taken to have at least: a head that leans on features
@@ -79,7 +84,9 @@ class ClosedStart(Exchange):
         sums = statistics.summed(combined, self._settings.train, omega, site.most)
         if not sums.seen.any():
             return None
-        parts = (part.split(self._sizes(site)) for part in scaled(*Gaussians.of(sums, least=LEAST).head(), sums))
+        train = site.settings.train
+        whole = scaled(*Gaussians.of(sums, least=LEAST).head(), sums, train.lr / (1 - train.momentum))
+        parts = (part.split(self._sizes(site)) for part in whole)
         made: Tensors = {}
         for head, weight, bias in zip(self.heads(site), *parts, strict=True):
             made |= {f"heads.{head}.weight": weight, f"heads.{head}.bias": bias}
@@ -92,12 +99,17 @@ class ClosedStart(Exchange):
         site.hear(message.tensors)  # as clients get it, rounded or not
 
 
-def scaled(weight: Tensor, bias: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
-    """The same decisions with outputs of the spread `SPREAD`, over the samples that were summed."""
+def scaled(weight: Tensor, bias: Tensor, sums: Sums, step: float) -> tuple[Tensor, Tensor]:
+    """The same decisions with outputs of the spread `SPREAD` over the samples that were summed, or less if too steep.
+
+    Args:
+        step: how far training goes for a gradient of 1.
+    """
     rows, biases = (weight - weight.mean(0)).double(), (bias - bias.mean()).double()
-    count = sums.counts.sum()
-    squares = ((rows @ (sums.moment / count)) * rows).sum(1)
-    squares = squares + 2 * biases * (rows @ (sums.sums.sum(0) / count)) + biases.square()
-    spread = squares.mean().clamp_min(0).sqrt()
-    factor = (SPREAD / spread).float() if spread > 0 else 1.0
-    return weight * factor, bias * factor
+    moment = sums.moment / sums.counts.sum()
+    squares = ((rows @ moment) * rows).sum(1)
+    squares = squares + 2 * biases * (rows @ (sums.sums.sum(0) / sums.counts.sum())) + biases.square()
+    spread = squares.mean().item()
+    steep = step * (torch.linalg.matrix_norm(rows, 2).square() * moment.diagonal().sum()).item()
+    factor = min((most / found for most, found in ((SPREAD**2, spread), (STEEPEST, steep)) if found > 0), default=1.0)
+    return weight * factor**0.5, bias * factor**0.5
