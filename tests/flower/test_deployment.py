@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tomllib
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -99,8 +100,17 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 def test_switches_of_flower_are_set_and_its_home_is_ours(tmp_path):
+    """Nothing is reported, looked up or installed."""
     found = place(tmp_path).environment(tmp_path / "home")
-    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    off = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    assert off.items() <= found.items()
+    told = tomllib.loads((submission._app(tmp_path) / "pyproject.toml").read_text())
+    assert told["project"]["dependencies"] == []
     assert found["FLWR_HOME"] == str(tmp_path / "home")
     assert found["PATH"].startswith(str(sys.executable).rpartition("/")[0])
 
