@@ -219,8 +219,7 @@ def new_network(
     """
     build = builder_of(model.name)
     if weights is not None and _plain.get(model.name) is build:
-        with _Undrawn():
-            backbone = build(model, image_shape)
+        backbone = without_memory(model, image_shape).to_empty(device="cpu")
         backbone.load_state_dict(weights)  # before anything is computed: memory may hold anything
     else:
         with ambient_stream(seed, "init"):

@@ -41,7 +41,8 @@ def told(samples, right, best=SURE, still=None, both=None):
     sure[:, :, 0, -1], sure[:, :, 1, -1] = samples, torch.tensor(right)[:, None]
     tensors = {"right": torch.tensor(right), "loss": loss.clone(), "hits": sure, "distances": distances}
     apart = (sum(right) - 2 * (min(right) if both is None else both)) * (1 - torch.eye(2, dtype=torch.int64))
-    return Message("calibration", tensors | {"still": torch.tensor(still or right), "apart": apart})
+    lasting = torch.tensor(still or [2 * count for count in right])
+    return Message("calibration", tensors | {"still": lasting, "apart": apart})
 
 
 def known(ends, *replies, aggregate="mean"):
@@ -117,9 +118,26 @@ def test_right_answers_about_earlier_tasks_count_as_far_as_they_last(ends):
     site, exchange = ends.site(), Calibrating(answering, TrainSettings())
     exchange.digest(iter(enumerate([told(40, [30, 40])])), site)
     assert best_way(answering, site.known) == "other"
-    exchange.digest(iter(enumerate([told(15, [15, 15], still=[0, 6]), told(5, [5, 5])])), site)
-    assert site.known["calibration/right"].tolist() == [30 + 20, 40 * (1 - 9 / 20) + 20]
+    alike = [told(10, [10, 10], still=[0, 20 - 2 * lost]) for lost in (5, 4)]
+    exchange.digest(iter(enumerate(alike)), site)
+    assert site.known["calibration/right"].tolist() == [30 + 20, 40 * (1 - 8 / 20) + 20]  # 5 counts as 4
     assert best_way(answering, site.known) == "birth"
+
+
+def test_what_some_clients_lose_by_chance_others_win(ends):
+    """Of many clients with few samples each some lose answers and others win as many: nothing is lost then."""
+    site, exchange = ends.site(), Calibrating(trying(("birth", "other")), TrainSettings())
+    exchange.digest(iter(enumerate([told(40, [30, 40])])), site)
+    exchange.digest(iter(enumerate([told(4, [2, 2], still=[4, 4 + change]) for change in (2, -2) * 10])), site)
+    assert site.known["calibration/right"].tolist() == [30 + 40, 40 + 40]
+
+
+def test_nobody_says_that_more_lasts_than_was_there(ends):
+    """By more than the client next to it: what earlier tasks lost would be hidden."""
+    site, exchange = ends.site(), Calibrating(trying(("birth", "other")), TrainSettings())
+    exchange.digest(iter(enumerate([told(40, [30, 40])])), site)
+    exchange.digest(iter(enumerate(told(10, [4, 4], still=[8, still]) for still in (6, 6, 20))), site)
+    assert site.known["calibration/right"].tolist() == [30 + 12, 40 * (1 - (1 + 1 - 1) / 12) + 12]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=3, max_size=8), st.data())

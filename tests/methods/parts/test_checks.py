@@ -139,7 +139,7 @@ def scored(count, right=0, loss=1.0):
     hits = torch.zeros(1, len(TEMPERATURES), 2, SURE, dtype=torch.int64)
     hits[:, :, 0, 5], hits[:, :, 1, 5] = count, min(right, count)
     counts = torch.tensor([right])
-    told = {"right": counts, "still": counts.clone(), "loss": losses, "hits": hits, "distances": distances}
+    told = {"right": counts, "still": 2 * counts, "loss": losses, "hits": hits, "distances": distances}
     return Message("calibration", told | {"apart": torch.zeros(1, 1, dtype=torch.int64)})
 
 
@@ -158,7 +158,7 @@ def test_no_more_is_scored_than_can_be_held_back(tmp_path):
     with pytest.raises(BadMessage, match="more answers are right"):
         exchange.check(scored(10, right=11), site)
     lasting = scored(10, right=5)
-    lasting.tensors["still"] += 1
+    lasting.tensors["still"] += 11  # of 10 samples on two ways
     with pytest.raises(BadMessage, match="still right"):
         exchange.check(lasting, site)
     otherwise = scored(10, right=5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedprotip
-from fedprotip.methods.parts.wear import LEFT, as_earlier_tasks_see_it
+from fedprotip.methods.parts.wear import LEFT, WAYS, as_earlier_tasks_see_it
 from fedprotip.seeds import torch_stream
 from fedprotip.subspace.basis import core_basis
 from fedprotip.subspace.merge import EnergyMerge, UnionMerge
@@ -38,14 +38,15 @@ def moved(ends, left):
     return site
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("left", "share"), [(0.0, 0.0), (1.0, 1.0), (0.02, None)])
-def test_the_network_goes_back_by_as_much_as_earlier_tasks_saw_of_its_move(ends, left, share):
+def test_the_network_goes_by_as_much_as_earlier_tasks_saw_of_its_move(ends, left, share, way):
     site = moved(ends, left)
     now = {name: tensor.clone() for name, tensor in site.network.named_parameters()}
-    with torch.no_grad(), as_earlier_tasks_see_it(ends.local(0, site)) as worn:
+    with torch.no_grad(), as_earlier_tasks_see_it(ends.local(0, site), way) as worn:
         assert worn
         for name, start in site.start.items():
-            seen, whole = now[name] - dict(site.network.named_parameters())[name], now[name] - start
+            seen, whole = dict(site.network.named_parameters())[name] - now[name], way * (now[name] - start)
             found = (seen.norm() / whole.norm()).item()
             torch.testing.assert_close(seen, found * whole, atol=1e-5, rtol=1e-4)
             assert found == pytest.approx(share, abs=1e-5) if share is not None else 0 < found < 1
@@ -53,7 +54,7 @@ def test_the_network_goes_back_by_as_much_as_earlier_tasks_saw_of_its_move(ends,
 
 
 def test_in_the_first_task_nothing_is_earlier(ends):
-    with as_earlier_tasks_see_it(ends.local(0)) as worn:
+    with as_earlier_tasks_see_it(ends.local(0), 1) as worn:
         assert not worn
 
 

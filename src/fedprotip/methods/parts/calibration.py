@@ -27,7 +27,7 @@ from fedprotip.methods.exchange import Exchange, Sender
 from fedprotip.methods.local import Local
 from fedprotip.methods.parts.robust import is_robust, middle, usual
 from fedprotip.methods.parts.statistics import as_knowledge, combination, enter, feature_options, least, numbers
-from fedprotip.methods.parts.wear import as_earlier_tasks_see_it
+from fedprotip.methods.parts.wear import WAYS, as_earlier_tasks_see_it
 from fedprotip.methods.site import Site
 from fedprotip.methods.state import Form, Kept
 from fedprotip.models.heads import Features
@@ -66,16 +66,27 @@ class Calibrating(Exchange):
         known = dict(local.known)
         for born in (False, True):
             known |= without_held_back(local, seen, feature_options(local.settings, born), BIRTH if born else GROUP)
-        inference, tried = local.site.inference(self._answering, local.task, known), self._answering.tried
+        inference = local.site.inference(self._answering, local.task, known)
         message = calibrate(seen, inference, self._answering)
-        with as_earlier_tasks_see_it(local) as worn:
-            if worn:
-                again = (network.look(inputs) for inputs, _ in local.held_back(local.settings.evaluate.batch))
-                seen = [
+        message.tensors["still"] = self._still(local, seen, inference, message.tensors["right"])
+        return message
+
+    def _still(
+        self, local: Local, seen: Sequence[tuple[Features, Tensor]], inference: Inference, right: Tensor
+    ) -> Tensor:
+        """How many answers are right as earlier tasks see the network, on both ways together, (w,)."""
+        found = []
+        for way in WAYS:
+            with as_earlier_tasks_see_it(local, way) as worn:
+                if not worn:
+                    return len(WAYS) * right
+                batches = local.held_back(local.settings.evaluate.batch)
+                again = (local.network.look(inputs) for inputs, _ in batches)
+                moved = [
                     (replace(now, newborn=was.newborn), labels) for now, (was, labels) in zip(again, seen, strict=True)
                 ]
-                message.tensors["still"] = rightly(seen, inference, tried).minimum(message.tensors["right"])
-        return message
+                found.append(rightly(moved, inference, self._answering.tried))
+        return torch.stack(found).sum(0)
 
     def check(self, message: Message, site: Site) -> None:
         check_calibration(message, self._answering)
@@ -133,13 +144,13 @@ class Calibrating(Exchange):
     def _lasting(self, told: Sequence[Tensors], right: Tensor) -> Tensor:
         """The share of right answers about earlier tasks that outlast this one, by way; all where nothing moves.
 
-        Whoever makes it small at most brings the network at birth to answer, which is no worse than without training.
+        What one client loses or gains counts for no more than what the client with the next largest difference does.
         """
-        lost = torch.stack([one["right"].double() - one["still"].double() for one in told]).clamp_min(0)
-        lost = capped(lost) if is_robust(self._train.aggregate) else lost
+        lost = torch.stack([one["right"].double() - one["still"].double() / len(WAYS) for one in told])
+        lost = (lost.sign() * capped(lost.abs())).sum(0)
         ways = [self._answering.ways[name] for name in self._answering.tried]
         moves = torch.tensor([way.router not in (BIRTH, BIRTH_SHARED) for way in ways])
-        return (1 - moves * lost.sum(0) / right.clamp_min(1)).clamp(0, 1)
+        return (1 - moves * lost / right.clamp_min(1)).clamp(0, 1)
 
 
 def held_back(site: Site, samples: float) -> float:
@@ -195,8 +206,8 @@ def calibrate(seen: Sequence[tuple[Features, Tensor]], inference: Inference, ans
         right += good.sum(1)
         apart += (good[:, None] != good).sum(2)
         distances += torch.cat([count_bins(inference.strange(features, heard.scores, name)) for name in seeing])
-    told = {"right": right, "still": right.clone(), "apart": apart, "loss": loss, "hits": found}
-    return Message(Calibrating.name, told | {"distances": distances})
+    told = {"right": right, "apart": apart, "loss": loss, "hits": found, "distances": distances}
+    return Message(Calibrating.name, told)
 
 
 def rightly(seen: Sequence[tuple[Features, Tensor]], inference: Inference, tried: Sequence[str]) -> Tensor:
@@ -242,8 +253,8 @@ def check_calibration(message: Message, answering: Answering) -> None:
         raise BadMessage("a count is impossible")
     if (message.tensors["right"] > samples).any():
         raise BadMessage("more answers are right than samples were scored")
-    if (message.tensors["still"] > message.tensors["right"]).any():
-        raise BadMessage("more answers are still right than were right")
+    if (message.tensors["still"] > len(WAYS) * samples).any():
+        raise BadMessage("more answers are still right than samples were scored")
     right, apart = message.tensors["right"], message.tensors["apart"]
     both = right + right[:, None]
     fitting = (apart >= (right - right[:, None]).abs()) & (apart <= both.minimum(2 * samples - both))

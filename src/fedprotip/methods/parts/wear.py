@@ -3,8 +3,10 @@
 Class statistics of earlier tasks were summed with a network that has moved since. Its layers moved by ∆W with ∆W·Φ = 0
 (Eq. 4), so an activation of an earlier task is changed by as much of it as lies outside Φ: a share λ of its energy,
 which merging told. Of activations of this task a share ν lies outside, and ∆W is made of them. So samples of this task,
-seen by W − √(λ/ν)·∆W, are about as far from the statistics that were summed with W as samples of earlier tasks are from
-theirs; how many of the right answers about them are still right tells what the task has cost.
+seen by W ± √(λ/ν)·∆W, are about as far from the statistics that were summed with W as samples of earlier tasks are from
+theirs; how many of the right answers about them are still right tells what the task has cost. On the way back they lose
+what the task was learned for, too, and further on they gain by it, neither of which earlier tasks do: so both ways
+count alike.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,11 +24,17 @@ LEFT = Kept("left", "shared", {"*": Form("1", torch.float64)})
 """λ of every layer: the share of the activations of the last task that no basis holds."""
 COLUMNS, IMAGES = 256, 64
 """Input columns by which ν of a layer is known, of so many images."""
+WAYS = (1, -1)
+"""Further on the way that the network went, and back."""
 
 
 @contextmanager
-def as_earlier_tasks_see_it(local: Local) -> Iterator[bool]:
-    """In between, the network is as far from itself as samples of this task have to see it; whether it is at all."""
+def as_earlier_tasks_see_it(local: Local, way: int) -> Iterator[bool]:
+    """In between, the network is as far from itself as samples of this task have to see it; whether it is at all.
+
+    Args:
+        way: one of `WAYS`.
+    """
     moved = _moved(local)
     if not moved:
         yield False
@@ -40,7 +48,7 @@ def as_earlier_tasks_see_it(local: Local) -> Iterator[bool]:
             left = local.known.get(f"{LEFT.name}/{layer.name}")
             known = 1.0 if left is None else left.item()
             share = min(1.0, known / max(shares.get(layer.name, 0.0), 1e-12)) ** 0.5
-            layer.weight(parameters).sub_(share * (layer.weight(kept) - start))
+            layer.weight(parameters).add_(way * share * (layer.weight(kept) - start))
         yield True
     finally:
         for name, parameter in parameters.items():
