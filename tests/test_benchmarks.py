@@ -5,12 +5,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import benchmarks.__main__ as command
-from benchmarks import apart, engines, fleet, harness, runs, second_task
+from benchmarks import apart, engines, fleet, harness, runs, second_task, unseen
 from benchmarks.extract import find_columns
 from benchmarks.harness import CLEAR, Bench, Case, Figure, alternate, on_top_mb, this_machine
 from benchmarks.inputs import angle, same_models
@@ -22,6 +23,7 @@ from fedprotip.inference.routers import Vote
 from fedprotip.models.prefix import Rows
 from fedprotip.settings import load
 from fedprotip.store.folder import RunFolder
+from fedprotip.stream import build_stream
 from fedprotip.subspace.basis import core_basis
 
 pytestmark = pytest.mark.slow
@@ -368,3 +370,16 @@ def test_engines_are_compared_by_the_bytes_of_their_models(tmp_path, monkeypatch
             bench.refuse_disagreement()
     with pytest.raises(RunError, match="the sides disagree"):
         bench.refuse_disagreement()
+
+
+def test_made_up_images_are_data_of_ones_own(tmp_path):
+    """The same every time, whatever the machine has installed, and as a run reads them."""
+    for folder in ("one", "other"):
+        unseen.write(tmp_path / folder, (5, 2), (5, 2))
+    assert len(unseen.fonts()) == 20
+    for name, shape, classes in (("letters", [1, 28, 28], 20), ("textures", [3, 32, 32], 12)):
+        one, other = (np.load(tmp_path / folder / f"{name}.npz") for folder in ("one", "other"))
+        assert all(np.array_equal(one[part], other[part]) for part in ("x_train", "y_train", "x_test", "y_test"))
+        settings = load({"data": {"source": str(tmp_path / f"one/{name}.npz")}, "stream": {"tasks": 2}})
+        stream = build_stream(settings)
+        assert (list(stream.dataset.image_shape), len(stream.dataset.classes)) == (shape, classes)
