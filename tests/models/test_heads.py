@@ -115,6 +115,8 @@ def test_weights_that_are_there_are_not_drawn_first(name, monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
     assert same(weights(filled), weights(drawn))
     assert full_state(filled).keys() == weights(filled).keys()  # none that is not in a file of weights
+    doubled = {name: tensor.double() for name, tensor in weights(drawn.backbone).items()}
+    assert same(weights(new_network(model, shape, 0, False, doubled)), weights(drawn))  # in numbers of its own kind
     assert (filled.features, filled.stacked, filled.first) == (drawn.features, drawn.stacked, drawn.first)
 
 

@@ -220,7 +220,9 @@ def new_network(
     build = builder_of(model.name)
     if weights is not None and _plain.get(model.name) is build:
         backbone = without_memory(model, image_shape)  # to_empty would import torch's compiler
-        backbone.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+        own = backbone.state_dict()
+        filled = {name: tensor.to(own.get(name, tensor).dtype, copy=True) for name, tensor in weights.items()}
+        backbone.load_state_dict(filled, assign=True)
     else:
         with ambient_stream(seed, "init"):
             backbone = deepcopy(build(model, image_shape))
